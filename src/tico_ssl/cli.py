@@ -1,0 +1,154 @@
+"""The command line: each verb a thin call of a public function."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tico_ssl.errors import UserError
+
+app = typer.Typer(
+    help="Self-supervised pretraining of vision backbones with TiCo, from a folder of images to an evaluated model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or a backbone .safetensors file.")]
+DataOption = Annotated[
+    str | None, typer.Option("--data", help="A folder of images, a .npz or .npy file, or a name such as cifar10.")
+]
+
+
+@app.command()
+def pretrain(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RECIPE] [KEY=VALUE ...]", help="A packaged recipe or a YAML file, then changes to it."),
+    ] = None,
+    data: DataOption = None,
+    out: Annotated[str | None, typer.Option(help="The run folder; by default runs/RECIPE.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run if it exists, begin it if not.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run if it exists.")] = False,
+) -> None:
+    """Train a backbone. Without arguments: recipe `demo` on drawn textures, minutes on a CPU."""
+    from tico_ssl import distributed
+    from tico_ssl.config import parse_override
+    from tico_ssl.progress import say
+    from tico_ssl.training.pretrain import Interrupted
+    from tico_ssl.training.pretrain import pretrain as train
+
+    recipe, overrides = _split(words or [])
+    overrides_by_key = dict(parse_override(text) for text in overrides)
+    if resume and overwrite:
+        raise UserError("--resume and --overwrite exclude each other")
+    try:
+        run = train(recipe or "demo", data, out, overrides_by_key, resume, overwrite)
+    except Interrupted as stop:
+        say(str(stop))
+        raise typer.Exit(130) from stop
+    if not distributed.is_main() or _rank_from_launcher() != 0:
+        return
+    say(f"\nlook at    {run.folder}/views.png, {run.folder}/metrics.jsonl, tensorboard --logdir {run.folder}")
+    say(f"backbone   {run.backbone_file}")
+    labelled = any("knn" in key for line in run.metrics() for key in line)
+    say(f"next       tico evaluate {run.folder} {'knn linear rankme' if labelled else 'rankme'}")
+
+
+@app.command()
+def evaluate(
+    run: RunArgument,
+    protocols: Annotated[list[str], typer.Argument(metavar="PROTOCOL...", help="See `tico list evaluations`.")],
+    data: DataOption = None,
+) -> None:
+    """Judge a backbone, beside an untrained one of the same shape."""
+    from tico_ssl import catalogue
+    from tico_ssl.evaluations import evaluate_with, open_context
+    from tico_ssl.results_table import print_results
+    from tico_ssl.progress import say
+
+    for protocol in protocols:
+        catalogue.load("evaluations", protocol)  # a misspelt name is said before the work begins
+    context = open_context(run, data)
+    results = [evaluate_with(context, run, protocol) for protocol in protocols]
+    print_results(results)
+    if Path(run).is_dir():
+        say(f"\nadded to   {run}/results.jsonl")
+    say(f"use it     from tico_ssl import load_backbone; backbone = load_backbone({run!r})")
+
+
+@app.command()
+def embed(
+    run: RunArgument,
+    data: DataOption = None,
+    out: Annotated[str, typer.Option(help="A .npz, .csv or .parquet file.")] = "features.npz",
+) -> None:
+    """Write the features of images, with their file names and labels."""
+    from tico_ssl.features import embed as write
+    from tico_ssl.progress import say
+
+    say(f"wrote {write(run, data, out)}")
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    format: Annotated[str, typer.Argument(metavar="FORMAT", help="See `tico list exporting`.")],
+    out: Annotated[str, typer.Option(help="The file to write.")] = "backbone.pth",
+) -> None:
+    """Write the backbone for another library."""
+    from tico_ssl.exporting import export_with_snippet
+    from tico_ssl.progress import say
+
+    snippet = export_with_snippet(run, format, out)
+    say(f"wrote {out}; use it so:\n\n{snippet}")
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="recipes, methods, backbones, data, views, ...")] = "all",
+    search: Annotated[str, typer.Argument(metavar="TEXT", help="Show only names that contain this.")] = "",
+) -> None:
+    """Show what there is: recipes, methods, backbones, data, views, evaluations, exporting."""
+    from tico_ssl.listing import print_catalogue
+
+    print_catalogue(what, search)
+
+
+@app.command()
+def describe(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe or a YAML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]")] = None,
+) -> None:
+    """Print a recipe, every field with its meaning. The output is itself a recipe."""
+    from tico_ssl.config import load_recipe, parse_override
+    from tico_ssl.listing import described
+
+    typer.echo(described(load_recipe(recipe, dict(parse_override(text) for text in overrides or []))))
+
+
+def _split(words: list[str]) -> tuple[str | None, list[str]]:
+    """The recipe, which has no '=' in it, and the overrides."""
+    names = [word for word in words if "=" not in word]
+    if len(names) > 1:
+        raise UserError(f"one recipe is enough, got {', '.join(names)}; changes are written key=value")
+    return (names[0] if names else None), [word for word in words if "=" in word]
+
+
+def _rank_from_launcher() -> int:
+    import os
+
+    return int(os.environ.get("RANK", "0"))
+
+
+def main() -> None:
+    """Run a command; what the user can put right is one line on stderr and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+    except BrokenPipeError:  # `tico list | head`
+        sys.stderr.close()

@@ -1,0 +1,46 @@
+"""What the rooms hand to each other: a batch of views, the outcome of a step, and what every method promises."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+
+class Batch(NamedTuple):
+    """One training batch: global views first, then local crops; every view has the same images in the same order."""
+
+    views: tuple[Tensor, ...]
+    index: Tensor
+    label: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What a method returns: the scalar to minimise, its parts for the log, and detached embeddings for the monitor."""
+
+    loss: Tensor
+    terms: dict[str, Tensor] = field(default_factory=dict)
+    embedding: Tensor | None = None
+
+
+@runtime_checkable
+class Method(Protocol):
+    """A self-supervised objective around a backbone. All state is a parameter or a buffer, so state_dict() is complete."""
+
+    backbone: nn.Module
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """The loss of one batch."""
+        ...
+
+    def after_step(self, progress: float | Tensor) -> dict[str, Tensor]:
+        """Move target, queue or prototypes after the optimiser; progress runs from 0 to 1. Returns values worth logging."""
+        ...
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Values that are too costly for every step, asked for at log steps."""
+        ...
+
+    def collapsed_loss(self) -> float | None:
+        """The loss of a network that maps every image to one point, when that value is known."""
+        ...

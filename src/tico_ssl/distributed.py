@@ -1,0 +1,97 @@
+"""One process or many: the few collective operations that the rest of the package needs.
+
+Every function is the identity in a single process, so no caller asks whether it is alone.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def active() -> bool:
+    """Whether several processes work together."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def rank() -> int:
+    """This process's number, 0 when alone."""
+    return dist.get_rank() if active() else 0
+
+
+def world_size() -> int:
+    """How many processes share the batch."""
+    return dist.get_world_size() if active() else 1
+
+
+def is_main() -> bool:
+    """Whether this process writes files and talks to the user."""
+    return rank() == 0
+
+
+def launched() -> bool:
+    """Whether torchrun (or a launcher that sets the same variables) started this process."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+@contextmanager
+def session(device: torch.device) -> Iterator[None]:
+    """Join the other processes for the duration, when a launcher started several: NCCL on GPUs, gloo on CPUs."""
+    if not launched() or dist.is_initialized():
+        yield
+        return
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(minutes=30))
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def all_mean(tensor: Tensor) -> Tensor:
+    """The mean over processes. Not differentiable: hand it detached values."""
+    if not active():
+        return tensor
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total / world_size()
+
+
+class _AllSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        # Every process's loss depends on every process's summand, so the gradients are summed as well.
+        total = gradients[0].clone()
+        dist.all_reduce(total)
+        return total
+
+
+def all_sum(tensor: Tensor) -> Tensor:
+    """The sum over processes, with its gradient."""
+    return _AllSum.apply(tensor) if active() else tensor
+
+
+def barrier() -> None:
+    """Wait for the others."""
+    if active():
+        dist.barrier()
+
+
+def from_main(value: Any) -> Any:
+    """The main process's value, in every process."""
+    if not active():
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]

@@ -1,0 +1,166 @@
+"""One file per protocol; the file name is the name on the command line.
+
+A protocol has `Config`, a Section with its settings, and `run(context, config) -> Result`. Every number of a trained backbone
+stands beside the same number of an untrained one (and of raw pixels, where images are small): did pretraining help?
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tico_ssl import catalogue
+from tico_ssl.data.sources import DataConfig, Source, open_source
+from tico_ssl.device import choose_device
+from tico_ssl.errors import UserError
+from tico_ssl.features import data_config, extract, image_batches, pixels
+from tico_ssl.networks.backbones import SMALL_IMAGE, Backbone, build_backbone
+from tico_ssl.networks.batch_norm import calibrate
+from tico_ssl.networks.storage import backbone_file, digest, load_backbone
+from tico_ssl.randomness import derived_seed, generator
+from tico_ssl.run_folder import Run, append_json_line, open_run
+from tico_ssl.section import Section, validate
+
+CALIBRATION_IMAGES = 2_560
+HELD_OUT = 0.2  # of labelled images, where the data have no test split of their own
+
+Numbers = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a frozen representation makes of the training and the test images."""
+
+    train: Tensor
+    test: Tensor
+    train_labels: Tensor | None = None
+    test_labels: Tensor | None = None
+
+    def labels(self, protocol: str) -> tuple[Tensor, Tensor]:
+        """The labels, or a line that says that there are none."""
+        if self.train_labels is None or self.test_labels is None:
+            raise UserError(f"{protocol} needs labels: class folders, or a data set that has them (see --data)")
+        return self.train_labels, self.test_labels
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of results.jsonl: numbers with everything that they depend on."""
+
+    protocol: str
+    settings: dict[str, Any]
+    data: dict[str, Any]
+    checkpoint: str
+    seed: int
+    numbers: dict[str, Numbers]
+    seconds: float
+
+
+@dataclass
+class Context:
+    """A trained backbone, an untrained twin, and data to judge them by. Features are extracted once."""
+
+    backbones: dict[str, Backbone]
+    train: Source
+    test: Source
+    data: dict[str, Any]
+    checkpoint: str
+    seed: int
+    device: torch.device = field(default_factory=choose_device)
+
+    @cached_property
+    def representations(self) -> list[str]:
+        """What is compared."""
+        small = self.train.images is not None and max(self.train.images.shape[-2:]) <= SMALL_IMAGE
+        return [*self.backbones, *(["pixels"] if small and self.test.images is not None else [])]
+
+    def features(self, representation: str) -> Features:
+        """Features of both splits under one representation."""
+        if representation not in self._features:
+            if representation == "pixels":
+                train, test = pixels(self.train), pixels(self.test)
+            else:
+                backbone = self.backbones[representation]
+                train = extract(backbone, self.train, self.device, label=f"features of {representation}")
+                test = extract(backbone, self.test, self.device)
+            self._features[representation] = Features(train, test, self.train.labels, self.test.labels)
+        return self._features[representation]
+
+    @cached_property
+    def _features(self) -> dict[str, Features]:
+        return {}
+
+    def compare(self, protocol: str, config: Section, measure: Callable[[Features], Numbers]) -> Result:
+        """The same measurement on every representation."""
+        start = perf_counter()
+        numbers = {name: measure(self.features(name)) for name in self.representations}
+        seconds = round(perf_counter() - start, 2)
+        settings = config.model_dump(mode="json")
+        return Result(protocol, settings, self.data, self.checkpoint, self.seed, numbers, seconds)
+
+
+def evaluate(
+    run: str | Path, protocol: str, data: str | None = None, overrides: Mapping[str, Any] | None = None
+) -> Result:
+    """Judge a run (or a backbone file) by a protocol; the result is also added to the run's results.jsonl."""
+    return evaluate_with(open_context(run, data), run, protocol, overrides)
+
+
+def evaluate_with(
+    context: Context, run: str | Path, protocol: str, overrides: Mapping[str, Any] | None = None
+) -> Result:
+    """The same with a context at hand, so that several protocols share features."""
+    module = catalogue.load("evaluations", protocol)
+    config = validate(module.Config, dict(overrides or {}), f"evaluation {protocol}")
+    result: Result = module.run(context, config)
+    if Path(run).is_dir():
+        append_json_line(Run(Path(run)).results_file, asdict(result))
+    return result
+
+
+def open_context(run: str | Path, data: str | None = None) -> Context:
+    """Backbones and data of a run, ready for protocols."""
+    file = backbone_file(run)
+    trained = load_backbone(run)
+    config = data_config(run, data)
+    seed = open_run(run).recipe().training.seed if Path(run).is_dir() else 0
+    train, test, how = labelled_splits(config, trained.config.channels, seed)
+    device = choose_device()
+    backbones = {"trained": trained, "untrained": untrained_twin(trained, train, seed, device)}
+    described = {"source": config.source, "train": len(train), "test": len(test), "split": how}
+    return Context(backbones, train, test, described, digest(file), seed, device)
+
+
+def labelled_splits(config: DataConfig, channels: int, seed: int) -> tuple[Source, Source, str]:
+    """Training and test images: the data's own split, or a seeded one within every class."""
+    train = open_source(config, "train", channels)
+    assert train is not None  # only a test split can be absent
+    test = open_source(config, "test", channels)
+    if test is not None:
+        return train, test, "the data's own"
+    order = torch.randperm(len(train), generator=generator(seed, "split"))
+    held_out = torch.zeros(len(train), dtype=torch.bool)
+    labels = train.labels if train.labels is not None else torch.zeros(len(train), dtype=torch.int64)
+    for label in labels.unique():
+        members = order[labels[order] == label]
+        held_out[members[: max(1, round(HELD_OUT * len(members)))]] = True
+    kept, out = (~held_out).nonzero().ravel(), held_out.nonzero().ravel()
+    if len(kept) == 0:
+        raise UserError(f"{config.source}: too few images to hold some out for a test")
+    return train.subset(kept), train.subset(out), f"{HELD_OUT:.0%} held out by seed {seed}, seen without labels in pretraining"
+
+
+def untrained_twin(trained: Backbone, train: Source, seed: int, device: torch.device) -> Backbone:
+    """The same architecture as it was before training, its BatchNorm calibrated on the data for a fair comparison."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derived_seed(seed, "weights"))
+        # Zero-gamma would make the twin shallower than a usual untrained network; it is the training's own device.
+        config = trained.config.model_copy(update={"zero_gamma": False})
+        twin = build_backbone(config, trained.image_size, trained.mean, trained.std).to(device)
+    shuffled = train.subset(torch.randperm(len(train), generator=generator(seed, "split", 1))[:CALIBRATION_IMAGES])
+    return calibrate(twin, image_batches(shuffled, twin, device))  # type: ignore[return-value]

@@ -1,0 +1,80 @@
+"""Linear probe: softmax regression on frozen, standardised features.
+
+The quick form, on features of unaugmented images: full-batch L-BFGS, the decay chosen on held-out training images.
+"""
+
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from tico_ssl.evaluations import Context, Features, Numbers, Result
+from tico_ssl.randomness import generator
+from tico_ssl.section import Section
+
+
+class Config(Section):
+    """Settings of the probe."""
+
+    weight_decays: Annotated[list[float], Field(min_length=1)] = [1e-5, 1e-4, 1e-3, 1e-2]
+    """Candidates, of which the best on held-out training images is taken."""
+    held_out: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Share of the training images that choose the decay."""
+    iterations: Annotated[int, Field(ge=1)] = 100
+    """Of L-BFGS."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of the choice of held-out images."""
+
+
+def run(context: Context, config: Config) -> Result:
+    """Accuracy of a linear classifier on every representation, in per cent."""
+    return context.compare("linear", config, lambda features: _measure(features, config))
+
+
+def _measure(features: Features, config: Config) -> Numbers:
+    train_labels, test_labels = features.labels("linear")
+    mean, std = features.train.mean(0), features.train.std(0).clamp_min(1e-6)
+    train, test = (features.train - mean) / std, (features.test - mean) / std
+    weight_decay = _best_decay(train, train_labels, config)
+    logits = fit_linear(train, train_labels, weight_decay, config.iterations)(test)
+    top = logits.topk(min(5, logits.shape[1]), dim=1).indices == test_labels[:, None]
+    return {
+        "top1": 100 * float(top[:, 0].float().mean()),
+        "top5": 100 * float(top.any(dim=1).float().mean()),
+        "weight_decay": weight_decay,
+    }
+
+
+def _best_decay(train: Tensor, labels: Tensor, config: Config) -> float:
+    if len(config.weight_decays) == 1:
+        return config.weight_decays[0]
+    order = torch.randperm(len(train), generator=generator(config.seed, "probe"))
+    held = max(1, round(config.held_out * len(train)))
+    out, kept = order[:held], order[held:]
+
+    def accuracy(weight_decay: float) -> float:
+        classify = fit_linear(train[kept], labels[kept], weight_decay, config.iterations, int(labels.max()) + 1)
+        return float((classify(train[out]).argmax(dim=1) == labels[out]).float().mean())
+
+    return max(config.weight_decays, key=accuracy)
+
+
+def fit_linear(
+    features: Tensor, labels: Tensor, weight_decay: float, iterations: int, classes: int | None = None
+) -> torch.nn.Linear:
+    """The classifier that minimises cross-entropy plus half the decay times the squared weights, from zero."""
+    linear = torch.nn.Linear(features.shape[1], classes or int(labels.max()) + 1)
+    torch.nn.init.zeros_(linear.weight)
+    torch.nn.init.zeros_(linear.bias)
+    optimizer = torch.optim.LBFGS(linear.parameters(), max_iter=iterations, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(linear(features), labels) + weight_decay / 2 * linear.weight.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return linear.requires_grad_(False)

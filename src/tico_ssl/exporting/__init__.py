@@ -1,0 +1,44 @@
+"""One file per format; the file name is the name on the command line.
+
+A format has `write(backbone, out) -> str`, which writes the file and returns a snippet of Python that uses it.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tico_ssl import catalogue
+from tico_ssl.errors import UserError
+from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.storage import load_backbone, plain_state
+
+
+def export(run: str | Path, format: str, out: str | Path) -> Path:
+    """Write the backbone of a run for use elsewhere, weight standardisation baked in."""
+    export_with_snippet(run, format, out)
+    return Path(out)
+
+
+def export_with_snippet(run: str | Path, format: str, out: str | Path) -> str:
+    """The same, returning how to use the file."""
+    module = catalogue.load("exporting", format)
+    path = Path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return module.write(load_backbone(run), path)
+
+
+def write_state_dict(backbone: Backbone, out: Path, library: str, setup: list[str], strict: bool) -> str:
+    """A state dict under a library's names, and the lines that build the same network and load it."""
+    if backbone.config.name.partition("/")[0] != library:
+        raise UserError(f"the backbone is '{backbone.config.name}', not one of {library}'s")
+    torch.save(plain_state(backbone), out)
+    lines = list(setup)
+    if isinstance(getattr(backbone.network, "maxpool", None), nn.Identity):
+        first = backbone.network.conv1
+        lines += [
+            f"model.conv1 = torch.nn.Conv2d({first.in_channels}, {first.out_channels}, 3, 1, 1, bias=False)  # small images",
+            "model.maxpool = torch.nn.Identity()",
+        ]
+    loose = "" if strict else ", strict=False)  # all but the classifier"
+    return "\n".join([*lines, f"model.load_state_dict(torch.load({str(out)!r}){loose or ')'}"])

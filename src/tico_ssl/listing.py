@@ -1,0 +1,87 @@
+"""The catalogues and recipes in words, for `tico list` and `tico describe`."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from tico_ssl import catalogue
+from tico_ssl.config import Recipe, load_recipe, packaged_recipes
+from tico_ssl.data.torchvision_sets import SETS
+from tico_ssl.errors import UserError, suggestion
+from tico_ssl.networks import backbones
+from tico_ssl.progress import console
+from tico_ssl.section import Section
+from tico_ssl.views.policy import packaged_policies
+
+Entries = list[tuple[str, str]]
+
+
+def _modules(kind: str) -> Entries:
+    return [(name, catalogue.summary(catalogue.load(kind, name))) for name in catalogue.entries(kind)]
+
+
+def _backbones() -> Entries:
+    return [(name, "") for library in sorted(backbones.LIBRARIES) for name in backbones.catalogue(library)]
+
+
+def _data() -> Entries:
+    return [("textures", "drawn here, ten patterns; needs no files")] + [(name, "torchvision") for name in SETS]
+
+
+CATALOGUES: dict[str, Callable[[], Entries]] = {
+    "recipes": lambda: [(name, load_recipe(name).description) for name in packaged_recipes()],
+    "methods": lambda: _modules("methods"),
+    "views": lambda: [(name, "a policy for `views:` in a recipe") for name in packaged_policies()],
+    "data": _data,
+    "backbones": _backbones,
+    "evaluations": lambda: _modules("evaluations"),
+    "exporting": lambda: _modules("exporting"),
+}
+
+
+def print_catalogue(what: str, search: str = "") -> None:
+    """One catalogue, or all but the long list of backbones."""
+    if what != "all" and what not in CATALOGUES:
+        raise UserError(f"there is no list of '{what}'{suggestion(what, CATALOGUES)}")
+    for kind in CATALOGUES if what == "all" else [what]:
+        if what == "all":
+            console.print(f"{kind}", style="bold")
+        if what == "all" and kind == "backbones":
+            console.print("  more than a thousand: tico list backbones [TEXT]")
+            continue
+        entries = [(name, text) for name, text in CATALOGUES[kind]() if search in name]
+        width = max((len(name) for name, _ in entries), default=0)
+        for name, text in entries:
+            console.print(f"  {name:<{width}}  {text}".rstrip(), markup=False)
+
+
+def described(recipe: Recipe[Any]) -> str:
+    """A recipe as YAML with the meaning of every field as a comment."""
+    return "\n".join(_lines(recipe, 0))
+
+
+def _lines(section: Section, depth: int) -> list[str]:
+    indent, lines = "  " * depth, []
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        about = " ".join((field.description or "").split())
+        if isinstance(value, Section):
+            lines += ["", f"{indent}# {(type(value).__doc__ or '').splitlines()[0]}", f"{indent}{name}:"]
+            lines += _lines(value, depth + 1)
+        elif isinstance(value, list | tuple) and value and isinstance(value[0], Section):
+            lines += ["", f"{indent}# {(type(value[0]).__doc__ or '').splitlines()[0]}", f"{indent}{name}:"]
+            lines += [line for item in value for line in _item(item, depth)]
+        else:
+            text = f"{indent}{name}: {json.dumps(_plain(value))}"
+            lines.append(f"{text:<44}  # {about}" if about else text)
+    return lines
+
+
+def _item(section: Section, depth: int) -> list[str]:
+    first, *rest = [line for line in _lines(section, depth + 2) if line]
+    indent = "  " * (depth + 1)
+    return [f"{indent}- {first.strip()}", *rest]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

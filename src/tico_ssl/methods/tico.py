@@ -1,0 +1,250 @@
+"""TiCo: Transformation Invariance and Covariance Contrast (Zhu et al., 2022). The paper's Algorithm 1.
+
+    z1 = normalize(f(x1));  z2 = normalize(f_target(x2))        two views, two networks, n embeddings of d numbers
+    B  = z1' z1 / n;        C  = beta C + (1 - beta) B          covariance of the batch, and its moving average
+    loss = 1 - mean(z1 . z2) + rho mean(z1 C z1)                invariance, and contrast with everything seen lately
+    ... backward, optimiser step ...
+    target = ema_decay target + (1 - ema_decay) online
+
+The paper leaves open whether the gradient flows through B. Its pseudo-code says yes, its figure says no. Since B is
+quadratic in z1, the gradient with B live is that of B held constant and counted twice, so one form serves both:
+
+    C_gradient = beta C + kappa (1 - beta) stop(B),   kappa = 2 (pseudo-code, the default) or 1 (figure, detach=True)
+
+and under several processes only the d x d matrix B is averaged, never a gather of embeddings.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from tico_ssl import distributed
+from tico_ssl.contracts import Batch, StepOutput
+from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.projector import projector
+from tico_ssl.networks.target import target_of, update_target
+from tico_ssl.optim.schedules import cosine_ema_decay
+from tico_ssl.section import MethodConfig
+
+Source = Literal["online", "target"]
+
+
+class TiCoTerms(NamedTuple):
+    """The loss, the two terms it is the sum of, and the updated covariance (detached)."""
+
+    loss: Tensor
+    invariance: Tensor
+    contrast: Tensor
+    covariance: Tensor
+
+
+def tico_loss(
+    online: Tensor,
+    target: Tensor,
+    covariance: Tensor,
+    rho: float = 8.0,
+    beta: float = 0.9,
+    detach: bool = False,
+    source: Source = "online",
+    check_finite: bool = True,
+    average: Callable[[Tensor], Tensor] = lambda matrix: matrix,
+) -> TiCoTerms:
+    """TiCo's loss of raw embeddings (n, d) of the two networks, given the covariance (d, d) of the step before.
+
+    `detach` chooses the reading of the gradient, `source` whose embeddings make the covariance. `average` takes the mean
+    of a matrix over processes. `check_finite` costs a host synchronisation on a GPU: turn it off inside a training step.
+    """
+    _check_shapes(online, target, covariance)
+    if check_finite and not (online.isfinite().all() and target.isfinite().all()):
+        raise ValueError("TiCo: the embeddings contain NaN or infinity")
+    with torch.autocast(online.device.type, enabled=False):
+        dtype = torch.promote_types(online.dtype, torch.float32)  # float32 at least, whatever autocast made of them
+        z_1 = F.normalize(online.to(dtype), dim=1)
+        z_2 = F.normalize(target.detach().to(dtype), dim=1)
+        z = (z_1 if source == "online" else z_2).detach()
+
+        local = z.T @ z / len(z)
+        batch = average(local)
+        updated = beta * covariance.detach().to(dtype) + (1 - beta) * batch
+
+        kappa = 2 if source == "online" and not detach else 1
+        extra = (kappa - 1) * (1 - beta) * batch
+        pairs = ((z_1 @ (updated + extra)) * z_1).sum(dim=1).mean()
+        pairs = pairs - (extra * local).sum()  # a constant: the value is that of kappa 1
+
+        invariance = 1 - (z_1 * z_2).sum(dim=1).mean()
+        contrast = rho * pairs
+    return TiCoTerms(invariance + contrast, invariance, contrast, updated.to(covariance.dtype))
+
+
+def _check_shapes(online: Tensor, target: Tensor, covariance: Tensor) -> None:
+    if online.ndim != 2 or target.ndim != 2 or online.shape != target.shape:
+        raise ValueError(
+            "TiCo: online and target embeddings must both be (batch, dim), "
+            f"got {tuple(online.shape)} and {tuple(target.shape)}"
+        )
+    n, d = online.shape
+    if n < 2:
+        raise ValueError("TiCo: a batch needs at least two images, got one" if n else "TiCo: the batch is empty")
+    if covariance.shape != (d, d):
+        raise ValueError(f"TiCo: embeddings have {d} dimensions, the covariance is {tuple(covariance.shape)}")
+
+
+class TiCoLoss(nn.Module):
+    """`tico_loss` with its memory: `covariance` is a buffer, so it is saved, moved and resumed with the module."""
+
+    covariance: Tensor
+
+    def __init__(
+        self,
+        dim: int = 256,
+        rho: float = 8.0,
+        beta: float = 0.9,
+        detach: bool = False,
+        source: Source = "online",
+        check_finite: bool = True,
+    ) -> None:
+        super().__init__()
+        if dim < 1:
+            raise ValueError(f"TiCoLoss: dim must be positive, got {dim}")
+        if rho < 0:
+            raise ValueError(f"TiCoLoss: rho must not be negative, got {rho}")
+        if not 0 <= beta < 1:
+            raise ValueError(f"TiCoLoss: beta must be in [0, 1), got {beta}")
+        if source not in ("online", "target"):
+            raise ValueError(f"TiCoLoss: source must be 'online' or 'target', got {source!r}")
+        self.rho, self.beta, self.detach, self.source = rho, beta, detach, source
+        self.check_finite = check_finite
+        self.register_buffer("covariance", torch.zeros(dim, dim))
+
+    def forward(self, online: Tensor, target: Tensor) -> Tensor:
+        """The loss; in training mode the covariance moves on."""
+        return self.terms(online, target).loss
+
+    def terms(self, online: Tensor, target: Tensor) -> TiCoTerms:
+        """The loss and its parts; in training mode the covariance moves on."""
+        terms = tico_loss(
+            online,
+            target,
+            self.covariance,
+            rho=self.rho,
+            beta=self.beta,
+            detach=self.detach,
+            source=self.source,
+            check_finite=self.check_finite,
+            average=distributed.all_mean,
+        )
+        if self.training:
+            self.covariance.copy_(terms.covariance)
+        return terms
+
+    def extra_repr(self) -> str:
+        return f"dim={len(self.covariance)}, rho={self.rho}, beta={self.beta}, detach={self.detach}, source={self.source}"
+
+
+class Config(MethodConfig):
+    """TiCo's settings; the defaults are the paper's."""
+
+    name: str = "tico"
+    """TiCo, the paper's method."""
+    hidden: Annotated[int, Field(ge=1)] = 4096
+    """Width of the projector's hidden layer."""
+    dim: Annotated[int, Field(ge=2)] = 256
+    """Dimensions of the embedding."""
+    last_bias: bool = False
+    """Bias in the projector's last layer. It would let the network add one common direction: the way to collapse."""
+    rho: Annotated[float, Field(ge=0)] = 8.0
+    """Weight of the covariance contrast."""
+    beta: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the covariance's moving average."""
+    detach: bool = False
+    """Hold the batch covariance constant in the gradient (the figure's reading) or not (the pseudo-code's)."""
+    source: Source = "online"
+    """Whose embeddings make the covariance."""
+    ema_start: Annotated[float, Field(ge=0, le=1)] = 0.99
+    """Decay of the target encoder at the first step."""
+    ema_end: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Decay of the target encoder at the last step, reached along a cosine."""
+    symmetric: bool = False
+    """Also send view two through the online and view one through the target network: twice the cost. Not the paper's."""
+    view_order: Literal["fixed", "swapped", "alternate"] = "fixed"
+    """Which view the online network sees: the first, the second, or each in turn from step to step."""
+
+
+class TiCo(nn.Module):
+    """Backbone and projector, their slowly moving target, and the loss between the two."""
+
+    steps: Tensor
+
+    def __init__(self, backbone: nn.Module, width: int | None = None, config: Config | None = None) -> None:
+        super().__init__()
+        self.config = config = config or Config()
+        width = width if width is not None else getattr(backbone, "width", None)
+        if width is None:
+            raise ValueError("TiCo: say how many features the backbone gives: TiCo(backbone, width=512)")
+        self.backbone = backbone
+        self.projector = projector(width, config.hidden, config.dim, last_bias=config.last_bias)
+        self.target = target_of(nn.Sequential(self.backbone, self.projector))
+        self.criterion = TiCoLoss(
+            config.dim, config.rho, config.beta, config.detach, config.source, check_finite=False
+        )
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Raw embeddings of the online network."""
+        return self.projector(self.backbone(images))
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """Algorithm 1 up to the loss. Views beyond the first two are not looked at."""
+        view_1, view_2 = self._ordered(*batch.views[:2])
+        online = self.embed(view_1)
+        with torch.no_grad():
+            target = self.target(view_2)
+        if self.config.symmetric:
+            # Each view in a forward of its own: in one batch they would share BatchNorm statistics.
+            online = torch.cat([online, self.embed(view_2)])
+            with torch.no_grad():
+                target = torch.cat([target, self.target(view_1)])
+        terms = self.criterion.terms(online, target)
+        return StepOutput(
+            terms.loss, {"invariance": terms.invariance, "contrast": terms.contrast}, online[: len(view_1)].detach()
+        )
+
+    def _ordered(self, view_1: Tensor, view_2: Tensor) -> tuple[Tensor, Tensor]:
+        if self.config.view_order == "fixed":
+            return view_1, view_2
+        if view_1.shape != view_2.shape:
+            raise ValueError(f"view_order={self.config.view_order} needs two views of one size")
+        if self.config.view_order == "swapped":
+            return view_2, view_1
+        even = self.steps % 2 == 0
+        return torch.where(even, view_1, view_2), torch.where(even, view_2, view_1)
+
+    def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
+        """Move the target towards the online network, by the schedule of its decay."""
+        decay = cosine_ema_decay(progress, self.config.ema_start, self.config.ema_end)
+        update_target(self.target, nn.Sequential(self.backbone, self.projector), decay)
+        self.steps += 1
+        return {"ema_decay": decay}
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """How many directions the covariance fills, from 1 (collapse) to dim, and its largest share in one of them."""
+        covariance = self.criterion.covariance
+        trace = covariance.trace().clamp_min(1e-12)  # 1 - beta^t: the ramp of the first steps is divided out
+        return {
+            "participation_ratio": trace.square() / covariance.square().sum().clamp_min(1e-24),
+            "largest_eigenvalue": torch.linalg.eigvalsh(covariance.float())[-1] / trace,
+        }
+
+    def collapsed_loss(self) -> float:
+        """Rho: every embedding the same, covariance of rank one."""
+        return self.config.rho
+
+
+def build(config: Config, backbone: Backbone) -> TiCo:
+    """TiCo of a recipe."""
+    return TiCo(backbone, config=config)

@@ -1,0 +1,1 @@
+"""Backbones by name, projector, target, weight standardisation and batch statistics over processes."""

@@ -1,0 +1,265 @@
+"""Backbones by name: `torchvision/resnet50`, `timm/vit_small_patch16_224`, or this package's narrow `tico/resnet18-w16`.
+
+The classifier is taken off, the width of the pooled features found by a trial run, and ResNets get a stem that suits
+small images. Parameter names stay the library's own, so weights move freely between libraries.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
+
+import timm
+import torch
+import torchvision
+from pydantic import Field
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, Bottleneck
+
+from tico_ssl.errors import UserError, suggestion
+from tico_ssl.networks import weight_standardisation
+from tico_ssl.section import Section
+from tico_ssl.views import operations
+from tico_ssl.views.centre import centre_crop
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+SMALL_IMAGE = 64  # the largest image, in pixels, for which a ResNet keeps full resolution in its stem
+
+
+class BackboneConfig(Section):
+    """The network that is trained and kept."""
+
+    name: str = "torchvision/resnet50"
+    """library/model: torchvision/..., timm/..., or tico/resnet18-w16 (any width)."""
+    stem: Literal["auto", "standard", "small"] = "auto"
+    """ResNets: 'small' is a 3x3 convolution without max-pool; 'auto' takes it for images up to 64 pixels."""
+    channels: Annotated[int, Field(ge=1)] = 3
+    """Channels of the input images."""
+    zero_gamma: bool = True
+    """ResNets: begin every residual block as the identity (last BatchNorm of a block scaled by zero)."""
+    weight_standardisation: bool = False
+    """Standardise the kernels of all convolutions while training; baked into the weights when a backbone is saved."""
+    arguments: dict[str, Any] = {}
+    """Further arguments of the library's constructor, for example {patch_size: 4}."""
+
+
+class Backbone(nn.Module):
+    """Images in, pooled features out. `network` is the library's own module without its classifier."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        config: BackboneConfig,
+        image_size: int,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.config = config
+        self.image_size = image_size
+        self.mean, self.std = tuple(mean), tuple(std)
+        self.width = _feature_width(network, config, image_size)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (batch, width) of normalised images."""
+        return self.network(images)
+
+    def preprocess(self, images: Tensor | Sequence[Tensor]) -> Tensor:
+        """uint8 images of any size, as the network wants them: centre crop, bicubic resize, normalisation."""
+        return operations.normalise(centre_crop(images, self.image_size), self.mean, self.std)
+
+
+def build_backbone(
+    config: BackboneConfig,
+    image_size: int,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+) -> Backbone:
+    """A freshly initialised backbone for images of a size and normalisation."""
+    library, _, model = config.name.partition("/")
+    if library not in LIBRARIES or not model:
+        raise UserError(
+            f"backbone.name '{config.name}' must be library/model with library one of {', '.join(sorted(LIBRARIES))}"
+        )
+    network = LIBRARIES[library](model, config, image_size)
+    _adapt_stem(network, config, image_size)
+    if config.zero_gamma:
+        zero_last_gamma(network)
+    if config.weight_standardisation:
+        weight_standardisation.apply(network)
+    return Backbone(network, config, image_size, mean, std)
+
+
+def catalogue(library: str) -> list[str]:
+    """The models of a library, under the names that a recipe takes."""
+    if library == "timm":
+        return [f"timm/{name}" for name in timm.list_models()]
+    if library == "torchvision":
+        return [f"torchvision/{name}" for name in torchvision.models.list_models(module=torchvision.models)]
+    return ["tico/resnet10-w16", "tico/resnet18-w16", "tico/resnet18-w32"]
+
+
+def _from_torchvision(model: str, config: BackboneConfig, image_size: int) -> nn.Module:
+    known = torchvision.models.list_models(module=torchvision.models)
+    if model not in known:
+        raise UserError(f"backbone.name: torchvision has no model '{model}'{_near(model, known)}")
+    arguments = dict(config.arguments)
+    if model.startswith("vit_"):
+        arguments.setdefault("image_size", image_size)
+    network = _construct(lambda: torchvision.models.get_model(model, weights=None, **arguments), config)
+    _remove_classifier(network)
+    _set_input_channels(network, config.channels)
+    return network
+
+
+def _from_timm(model: str, config: BackboneConfig, image_size: int) -> nn.Module:
+    known = timm.list_models()
+    if model.split(".")[0] not in known:
+        raise UserError(f"backbone.name: timm has no model '{model}'{_near(model, known)}")
+    arguments = {"num_classes": 0, "in_chans": config.channels} | config.arguments
+    if "img_size" not in arguments and timm.models.is_model(model) and _takes_image_size(model):
+        arguments["img_size"] = image_size
+    return _construct(lambda: timm.create_model(model, pretrained=False, **arguments), config)
+
+
+def _from_tico(model: str, config: BackboneConfig, image_size: int) -> nn.Module:
+    match = re.fullmatch(r"resnet(10|18|34)-w(\d+)", model)
+    if not match or int(match[2]) < 1:
+        raise UserError(f"backbone.name: 'tico/{model}' must look like tico/resnet18-w16 (depth 10, 18 or 34)")
+    blocks = {"10": (1, 1, 1, 1), "18": (2, 2, 2, 2), "34": (3, 4, 6, 3)}[match[1]]
+    return NarrowResNet(blocks, int(match[2]), config.channels)
+
+
+LIBRARIES: dict[str, Callable[[str, BackboneConfig, int], nn.Module]] = {
+    "torchvision": _from_torchvision,
+    "timm": _from_timm,
+    "tico": _from_tico,
+}
+
+
+class NarrowResNet(nn.Module):
+    """torchvision's ResNet of basic blocks with another width (theirs is fixed at 64), under its parameter names."""
+
+    def __init__(self, blocks: tuple[int, ...], width: int, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool: nn.Module = nn.MaxPool2d(3, stride=2, padding=1)
+        planes = width
+        for stage, count in enumerate(blocks):
+            out = width * 2**stage
+            layers = [_basic_block(planes, out, stride=1 if stage == 0 else 2)]
+            layers += [_basic_block(out, out, stride=1) for _ in range(count - 1)]
+            setattr(self, f"layer{stage + 1}", nn.Sequential(*layers))
+            planes = out
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                _initialise(module)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Pooled features."""
+        x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.avgpool(x).flatten(1)
+
+
+def _basic_block(planes: int, out: int, stride: int) -> nn.Module:
+    shortcut = None
+    if stride != 1 or planes != out:
+        shortcut = nn.Sequential(nn.Conv2d(planes, out, 1, stride=stride, bias=False), nn.BatchNorm2d(out))
+    return BasicBlock(planes, out, stride, shortcut)
+
+
+def _initialise(convolution: nn.Conv2d) -> None:
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")  # as torchvision's ResNets
+
+
+def _construct(make: Callable[[], nn.Module], config: BackboneConfig) -> nn.Module:
+    try:
+        return make()
+    except (TypeError, AssertionError, ValueError, RuntimeError) as error:
+        raise UserError(f"backbone '{config.name}' cannot be built: {str(error).splitlines()[0]}") from error
+
+
+def _near(model: str, known: list[str]) -> str:
+    hint = suggestion(model, known)
+    return hint if "did you mean" in hint else "; `tico list backbones` shows them all"
+
+
+def _takes_image_size(model: str) -> bool:
+    """Transformers with a fixed grid of positions are built for a size; convolutional networks refuse the argument."""
+    for base in inspect.getmro(_model_class(model)):
+        if "img_size" in inspect.signature(base.__init__).parameters:  # type: ignore[misc]
+            return True
+    return False
+
+
+def _model_class(model: str) -> type:
+    with torch.device("meta"):
+        return type(timm.create_model(model, pretrained=False))
+
+
+def _remove_classifier(network: nn.Module) -> None:
+    """Replace the last linear layer, which in every torchvision classifier makes the logits, by nothing."""
+    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise UserError(f"{type(network).__name__} has no classifier to take off; use its timm version")
+    parent, _, child = linear[-1].rpartition(".")
+    setattr(network.get_submodule(parent), child, nn.Identity())
+
+
+def _set_input_channels(network: nn.Module, channels: int) -> None:
+    if channels == 3:
+        return
+    name, first = next((n, m) for n, m in network.named_modules() if isinstance(m, nn.Conv2d))
+    parent, _, child = name.rpartition(".")
+    setattr(network.get_submodule(parent), child, _like(first, in_channels=channels))
+
+
+def _like(convolution: nn.Conv2d, **changes: Any) -> nn.Conv2d:
+    names = ("in_channels", "out_channels", "kernel_size", "stride", "padding")
+    settings = {name: getattr(convolution, name) for name in names} | {"bias": convolution.bias is not None} | changes
+    fresh = nn.Conv2d(**settings)
+    _initialise(fresh)
+    return fresh
+
+
+def _adapt_stem(network: nn.Module, config: BackboneConfig, image_size: int) -> None:
+    conv1, maxpool = getattr(network, "conv1", None), getattr(network, "maxpool", None)
+    if not isinstance(conv1, nn.Conv2d) or maxpool is None:
+        if config.stem == "small":
+            raise UserError(f"backbone.stem=small needs a ResNet with one convolution as stem, not '{config.name}'")
+        return
+    if config.stem == "small" or (config.stem == "auto" and image_size <= SMALL_IMAGE):
+        network.conv1 = _like(conv1, kernel_size=3, stride=1, padding=1)
+        network.maxpool = nn.Identity()
+
+
+def zero_last_gamma(network: nn.Module) -> None:
+    """Scale the last BatchNorm of every residual block by zero, so that the network begins shallow."""
+    for block in network.modules():
+        if not isinstance(block, BasicBlock | Bottleneck | timm.models.resnet.BasicBlock | timm.models.resnet.Bottleneck):
+            continue
+        last = block.bn3 if hasattr(block, "bn3") else block.bn2
+        if isinstance(last.weight, Tensor):
+            nn.init.zeros_(last.weight)
+
+
+@torch.no_grad()
+def _feature_width(network: nn.Module, config: BackboneConfig, image_size: int) -> int:
+    """Ask the network itself, with one image, leaving its buffers as they were."""
+    training = network.training
+    try:
+        features = network.eval()(torch.zeros(1, config.channels, image_size, image_size))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"backbone '{config.name}' does not take images of {image_size} pixels: {reason}") from error
+    finally:
+        network.train(training)
+    if not isinstance(features, Tensor) or features.ndim != 2:
+        raise UserError(f"backbone '{config.name}' gives no pooled feature vector")
+    return features.shape[1]

@@ -1,0 +1,74 @@
+"""BatchNorm: statistics of the global batch when processes share it, and calibration of running statistics.
+
+torch's SyncBatchNorm does the first on GPUs alone. On CPUs the same is done with two differentiable sums, which is also
+the form that a test compares with one process holding the whole batch.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from tico_ssl import distributed
+
+
+class SharedBatchNorm(_BatchNorm):
+    """BatchNorm over all processes, each holding an equal share of the batch, on any device."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.ndim < 2:
+            raise ValueError(f"BatchNorm expects (batch, channels, ...), got {tuple(input.shape)}")
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or not distributed.active():
+            return super().forward(input)
+        axes = [axis for axis in range(input.ndim) if axis != 1]
+        shape = [-1 if axis == 1 else 1 for axis in range(input.ndim)]
+        world = distributed.world_size()
+        mean = distributed.all_sum(input.mean(axes)) / world
+        variance = distributed.all_sum((input - mean.view(shape)).square().mean(axes)) / world
+        self._track(mean.detach(), variance.detach(), world * input.numel() // input.shape[1])
+        output = (input - mean.view(shape)) * (variance.view(shape) + self.eps).rsqrt()
+        if self.weight is not None:
+            output = output * self.weight.view(shape) + self.bias.view(shape)
+        return output
+
+    def _track(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked.add_(1)
+        momentum = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
+        self.running_mean.lerp_(mean, momentum)
+        self.running_var.lerp_(variance * count / max(1, count - 1), momentum)
+
+
+def share_statistics(model: nn.Module) -> nn.Module:
+    """Make every BatchNorm of the model use the global batch, when several processes share it."""
+    if not distributed.active():
+        return model
+    if next(model.parameters()).is_cuda:
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            module.__class__ = SharedBatchNorm
+    return model
+
+
+@torch.no_grad()
+def calibrate(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
+    """Set running statistics to plain averages over the batches, and leave the model in evaluation mode.
+
+    An untrained network whose BatchNorm still has mean 0 and variance 1 would be a straw man in a comparison.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # cumulative average
+    model.train()
+    for batch in batches:
+        model(batch)
+    for norm, momentum in zip(norms, momenta):
+        norm.momentum = momentum
+    return model.eval()

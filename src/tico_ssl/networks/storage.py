@@ -1,0 +1,71 @@
+"""A backbone on disk: one safetensors file with the library's own parameter names and, as metadata, how to rebuild it."""
+
+import copy
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tico_ssl.errors import UserError
+from tico_ssl.networks import weight_standardisation
+from tico_ssl.networks.backbones import Backbone, BackboneConfig, build_backbone
+
+
+def plain_state(backbone: Backbone) -> dict[str, Tensor]:
+    """The network's state under plain names, with weight standardisation baked in: what other libraries can load."""
+    network = weight_standardisation.bake(copy.deepcopy(backbone.network))
+    return {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
+
+
+def save_backbone(backbone: Backbone, path: Path) -> None:
+    """Write the file whole or not at all."""
+    # Baked weights belong to a network without standardisation: that is what is rebuilt.
+    config = backbone.config.model_copy(update={"weight_standardisation": False})
+    description = {
+        "config": config.model_dump(mode="json"),
+        "image_size": backbone.image_size,
+        "mean": backbone.mean,
+        "std": backbone.std,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    save_file(plain_state(backbone), temporary, metadata={"tico_ssl": json.dumps(description)})
+    os.replace(temporary, path)  # noqa: PTH105 - atomic
+
+
+def load_backbone(source: str | Path) -> Backbone:
+    """The backbone of a run folder or of a .safetensors file, in evaluation mode: normalised images in, features out."""
+    path = backbone_file(source)
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except SafetensorError as error:
+        raise UserError(f"{path}: damaged or not a safetensors file ({error})") from error
+    if "tico_ssl" not in metadata:
+        raise UserError(f"{path}: has no description of its architecture; it was not written by tico")
+    description = json.loads(metadata["tico_ssl"])
+    config = BackboneConfig.model_validate(description["config"])
+    backbone = build_backbone(config, description["image_size"], description["mean"], description["std"])
+    backbone.network.load_state_dict(state)
+    return backbone.eval()
+
+
+def backbone_file(source: str | Path) -> Path:
+    """Where the backbone of a run, or the file itself, lies."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        path = path / "checkpoints" / "backbone.safetensors"
+    if not path.is_file():
+        raise UserError(f"{source}: no trained backbone here ({path} does not exist)")
+    return path
+
+
+def digest(path: Path) -> str:
+    """The first 16 hexadecimal digits of a file's SHA-256, which name a checkpoint in a result."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]

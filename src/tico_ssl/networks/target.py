@@ -1,0 +1,26 @@
+"""The target network: a twin that follows the online network as a moving average of its parameters.
+
+Its BatchNorm works in training mode with statistics of its own batches, and keeps running buffers of its own;
+only parameters are averaged.
+"""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+
+def target_of(online: nn.Module) -> nn.Module:
+    """A copy that takes no gradient."""
+    return copy.deepcopy(online).requires_grad_(False)
+
+
+@torch.no_grad()
+def update_target(target: nn.Module, online: nn.Module, decay: float | Tensor) -> None:
+    """target <- decay * target + (1 - decay) * online, over all parameters at once."""
+    followers, leaders = list(target.parameters()), list(online.parameters())
+    if isinstance(decay, Tensor):  # a tensor lets a captured step change its decay
+        torch._foreach_mul_(followers, decay)
+        torch._foreach_add_(followers, torch._foreach_mul(leaders, 1 - decay))
+    else:
+        torch._foreach_lerp_(followers, leaders, 1 - decay)

@@ -1,0 +1,39 @@
+"""Weight standardisation (Qiao et al., 2019) of every convolution.
+
+The filter is centred and scaled to unit deviation on the fly, and the gradient goes through that. Parameter names and
+stored values stay those of the plain network; `bake` turns the result into a plain network that computes the same.
+"""
+
+import torch
+from torch import Tensor, nn
+
+
+def standardise(weight: Tensor, eps: float = 1e-5) -> Tensor:
+    """Zero mean and unit (unbiased) standard deviation per output channel."""
+    centred = weight - weight.mean(dim=(1, 2, 3), keepdim=True)
+    return centred / (centred.flatten(1).std(dim=1).view(-1, 1, 1, 1) + eps)
+
+
+class StandardisedConv2d(nn.Conv2d):
+    """A convolution with a standardised kernel."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(input, standardise(weight), bias)
+
+
+def apply(model: nn.Module) -> nn.Module:
+    """Standardise every convolution whose filters have more than one weight, in place."""
+    for module in model.modules():
+        if type(module) is nn.Conv2d and module.weight[0].numel() > 1:
+            module.__class__ = StandardisedConv2d  # keeps the parameters, their names and the optimiser's view of them
+    return model
+
+
+@torch.no_grad()
+def bake(model: nn.Module) -> nn.Module:
+    """Write the standardised kernels into the weights and make the convolutions plain again, in place."""
+    for module in model.modules():
+        if isinstance(module, StandardisedConv2d):
+            module.weight.copy_(standardise(module.weight))
+            module.__class__ = nn.Conv2d
+    return model

@@ -1,0 +1,68 @@
+"""Which parameter is trained how: the optimiser of a recipe, its groups, and setting the rate of a step."""
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+from torch.optim import Optimizer
+
+from tico_ssl.optim.lars import LARS
+from tico_ssl.section import Section
+
+
+class OptimizerConfig(Section):
+    """How weights move."""
+
+    name: Literal["lars", "sgd", "adamw"] = "lars"
+    """LARS for large batches, SGD or AdamW otherwise."""
+    lr: Annotated[float, Field(gt=0)] = 0.2
+    """Base learning rate for 256 images; the peak rate is this times batch_size / 256, unless scale_lr is off."""
+    scale_lr: bool = True
+    """Scale the rate linearly with the global batch."""
+    end_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """The cosine ends at this share of the peak rate."""
+    warmup_epochs: Annotated[float, Field(ge=0)] = 10.0
+    """Linear warm-up from zero."""
+    weight_decay: Annotated[float, Field(ge=0)] = 1.5e-6
+    """Applied to weights with two or more dimensions; biases and normalisation are left out."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Of LARS and SGD."""
+    trust_coefficient: Annotated[float, Field(gt=0)] = 1e-3
+    """LARS: the length of a step relative to the weight's norm."""
+    nesterov: bool = False
+    """Of SGD."""
+    betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.999)
+    """Of AdamW."""
+    one_dimensional_lr_ratio: Annotated[float, Field(gt=0)] = 1.0
+    """Multiplies the rate of biases and normalisation parameters (Barlow Twins: 0.024). Lower it if they blow up."""
+
+
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, object]]:
+    """Two groups: weights, and one-dimensional parameters, which have no decay. `lr_ratio` multiplies the step's rate."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": config.weight_decay, "lr_ratio": 1.0},
+        {
+            "params": [p for p in trained if p.ndim <= 1],
+            "weight_decay": 0.0,
+            "lr_ratio": config.one_dimensional_lr_ratio,
+        },
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    """The optimiser of a recipe over everything in the model that takes a gradient."""
+    groups = parameter_groups(model, config)
+    if config.name == "lars":
+        return LARS(groups, lr=config.lr, momentum=config.momentum, trust_coefficient=config.trust_coefficient)
+    if config.name == "sgd":
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, foreach=True)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, foreach=True)
+
+
+def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
+    """Set the rate of this step in every group."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_ratio"]

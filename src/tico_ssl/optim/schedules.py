@@ -1,0 +1,29 @@
+"""Values that change during training, as pure functions of the step: no state, so resuming needs none."""
+
+import math
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Number = TypeVar("Number", float, Tensor)
+
+
+def scaled_lr(base_lr: float, batch_size: int) -> float:
+    """Linear scaling by the global batch: the base rate is for 256 images."""
+    return base_lr * batch_size / 256
+
+
+def warmup_cosine(step: int, total: int, warmup: int, peak: float, end: float) -> float:
+    """Linear from 0 at step 0 to the peak at step `warmup`, then half a cosine that reaches `end` at step `total`."""
+    if step < warmup:
+        return peak * step / warmup
+    done = (step - warmup) / max(1, total - warmup)
+    return end + (peak - end) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
+
+
+def cosine_ema_decay(progress: Number, start: float, end: float = 1.0) -> Number:
+    """BYOL's schedule of the target's decay: `start` at progress 0, `end` at 1, along half a cosine."""
+    angle = progress * math.pi
+    cosine = torch.cos(angle) if isinstance(angle, Tensor) else math.cos(angle)
+    return end - (end - start) * (cosine + 1) / 2

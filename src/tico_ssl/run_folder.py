@@ -1,0 +1,157 @@
+"""A run on disk: what is where, read and written whole or not at all.
+
+recipe.yaml (resolved), environment.json, metrics.jsonl, train.log, TensorBoard events, views.png,
+checkpoints/last.pt (training state), checkpoints/backbone.safetensors (what one takes away), results.jsonl
+"""
+
+import json
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tico_ssl.config import Recipe, dump_recipe, load_recipe
+from tico_ssl.errors import UserError
+from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.storage import load_backbone
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder."""
+
+    folder: Path
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.folder / "recipe.yaml"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def results_file(self) -> Path:
+        return self.folder / "results.jsonl"
+
+    @property
+    def checkpoint_file(self) -> Path:
+        return self.folder / "checkpoints" / "last.pt"
+
+    @property
+    def backbone_file(self) -> Path:
+        return self.folder / "checkpoints" / "backbone.safetensors"
+
+    def recipe(self) -> Recipe[Any]:
+        """What was trained."""
+        return load_recipe(self.recipe_file)
+
+    def backbone(self) -> Backbone:
+        """What came out, in evaluation mode."""
+        return load_backbone(self.folder)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every line of metrics.jsonl."""
+        return read_json_lines(self.metrics_file)
+
+    def results(self) -> list[dict[str, Any]]:
+        """Every result of an evaluation."""
+        return read_json_lines(self.results_file)
+
+
+def open_run(folder: str | Path) -> Run:
+    """A run that exists."""
+    run = Run(Path(folder).expanduser())
+    if not run.recipe_file.is_file():
+        raise UserError(f"{folder}: not a run folder (it has no recipe.yaml)")
+    return run
+
+
+def create_run(folder: Path, recipe: Recipe[Any], resume: bool, overwrite: bool) -> Run:
+    """The folder of a run that begins, or that goes on if `resume` and there is something to go on with."""
+    run = Run(folder)
+    if resume and run.recipe_file.is_file():
+        _require_same(run.recipe(), recipe, folder)
+        return run
+    if folder.exists() and any(folder.iterdir()):
+        if not overwrite:
+            raise UserError(f"{folder} exists: continue it with --resume, replace it with --overwrite, or choose another --out")
+        if not run.recipe_file.is_file():
+            raise UserError(f"{folder} is not a run folder (it has no recipe.yaml), so --overwrite leaves it alone")
+        shutil.rmtree(folder)
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    (folder / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n")
+    write_atomically(run.recipe_file, dump_recipe(recipe))
+    return run
+
+
+def _require_same(old: Recipe[Any], new: Recipe[Any], folder: Path) -> None:
+    """A run resumes to the bit only as what it was."""
+    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    changed = [key for key in changed if not key.startswith(("description", "training.log_every", "training.workers"))]
+    if changed:
+        key = changed[0]
+        raise UserError(
+            f"{folder} cannot be resumed with another recipe: {key} was {before.get(key)}, is {after.get(key)}"
+            + (f" (and {len(changed) - 1} more)" if len(changed) > 1 else "")
+        )
+
+
+def _flat(values: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(values, dict) and values:
+        return {k: v for key, value in values.items() for k, v in _flat(value, f"{path}.{key}".lstrip(".")).items()}
+    if isinstance(values, list) and values:
+        return {k: v for i, value in enumerate(values) for k, v in _flat(value, f"{path}.{i}").items()}
+    return {path: values}
+
+
+def environment() -> dict[str, Any]:
+    """What a number depends on besides its recipe."""
+    packages = ("tico-ssl", "torch", "torchvision", "timm", "numpy", "pillow", "scikit-learn")
+    return {
+        "command": " ".join(sys.argv),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "packages": {name: _version(name) for name in packages},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The file appears whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)  # noqa: PTH105 - atomic
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """All complete lines; a line that was cut off by a crash is left out."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return lines
+
+
+def append_json_line(path: Path, values: dict[str, Any]) -> None:
+    """Add one line."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(values) + "\n")

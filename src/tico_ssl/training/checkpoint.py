@@ -1,0 +1,73 @@
+"""Training state on disk, written whole or not at all, and a request to stop that is answered with a checkpoint.
+
+Order, views and dropout are functions of the seed and the step (see `randomness`), so the step is all that a checkpoint
+needs to say about random states and the position in the epoch.
+"""
+
+import os
+import signal
+import threading
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from tico_ssl import distributed
+from tico_ssl.errors import UserError
+
+
+def save_checkpoint(path: Path, step: int, method: nn.Module, optimizer: Optimizer, seconds: float) -> None:
+    """Everything that a run needs to go on as if it had never stopped."""
+    state = {
+        "step": step,
+        "seconds": seconds,
+        "method": method.state_dict(),
+        "optimizer": optimizer.state_dict(),
+    }
+    temporary = path.with_suffix(".tmp")
+    torch.save(state, temporary)
+    os.replace(temporary, path)  # noqa: PTH105 - atomic
+
+
+def load_checkpoint(path: Path, method: nn.Module, optimizer: Optimizer, device: torch.device) -> dict[str, Any]:
+    """Put the state back; returns the step and the seconds spent so far."""
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+        method.load_state_dict(state["method"])
+        optimizer.load_state_dict(state["optimizer"])
+    except Exception as error:  # a damaged file fails in many ways
+        raise UserError(f"{path}: cannot be resumed from ({str(error).splitlines()[0]})") from error
+    return {"step": state["step"], "seconds": state["seconds"]}
+
+
+class StopRequest:
+    """Ctrl-C or SIGTERM (a scheduler's warning) asks the loop to stop; a second Ctrl-C stops at once."""
+
+    def __init__(self) -> None:
+        self.received = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopRequest":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received = True
+        signal.signal(number, self._previous[number])
+
+    def agreed(self, at_log_step: bool) -> bool:
+        """Whether to stop now. Several processes must stop at the same step, and ask each other at log steps alone."""
+        if not distributed.active():
+            return self.received
+        return at_log_step and bool(distributed.all_mean(torch.tensor(float(self.received))) > 0)

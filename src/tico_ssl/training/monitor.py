@@ -1,0 +1,159 @@
+"""What happens during training, for people and for files: metrics, progress, and the signs of collapse."""
+
+import json
+import math
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.progress import TextColumn
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+
+from tico_ssl import distributed
+from tico_ssl.contracts import Method, StepOutput
+from tico_ssl.errors import UserError
+from tico_ssl.progress import bar, say
+from tico_ssl.run_folder import Run, append_json_line, read_json_lines, write_atomically
+
+QUIET_LINES = 20  # lines of progress in a whole run when there is no terminal
+
+
+class Monitor:
+    """Writes metrics.jsonl, TensorBoard events and train.log, and draws the progress bar. Only the main process writes."""
+
+    def __init__(self, run: Run, total_steps: int, batch_size: int, start: int, seconds: float) -> None:
+        self.run, self.total_steps, self.batch_size = run, total_steps, batch_size
+        self.start, self.seconds_before, self.begun = start, seconds, time.perf_counter()
+        self._last = (start, self.begun)
+        self._warned: set[str] = set()
+        self._latest: dict[str, float] = {}
+        self._paused = 0.0
+        self.writer: SummaryWriter | None = None
+        if distributed.is_main():
+            kept = [line for line in read_json_lines(run.metrics_file) if line["step"] <= start]
+            write_atomically(run.metrics_file, "".join(json.dumps(line) + "\n" for line in kept))
+            self.writer = SummaryWriter(str(run.folder), purge_step=start)
+        self.progress = bar(TextColumn("{task.fields[status]}"))
+        self.task = self.progress.add_task("pretraining", total=total_steps, completed=start, status="")
+
+    def __enter__(self) -> "Monitor":
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+        if self.writer:
+            self.writer.close()
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on this run, interruptions left out."""
+        return self.seconds_before + time.perf_counter() - self.begun
+
+    def note(self, text: str) -> None:
+        """A line for the user and for train.log."""
+        note(self.run.folder, text)
+
+    def pause(self, seconds: float) -> None:
+        """Time that was not spent on training steps, left out of images per second."""
+        self._paused += seconds
+
+    def log(self, step: int, epoch: float, values: dict[str, float], method: Method, after_warmup: bool) -> None:
+        """Record the values of a log step, look for trouble, and show them."""
+        now = time.perf_counter()
+        done = (step - self._last[0]) * self.batch_size
+        speed = done / max(1e-9, now - self._last[1] - self._paused)
+        self._last, self._paused = (step, now), 0.0
+        record = {"step": step, "epoch": round(epoch, 4), **values, "images_per_second": speed, "seconds": self.seconds}
+        self.write(record)
+        self._latest = record
+        if not math.isfinite(values["loss"]):
+            raise UserError(
+                f"the loss became {values['loss']} at or before step {step}: lower optimizer.lr, lengthen "
+                "optimizer.warmup_epochs or set training.clip_gradient; the last checkpoint is from before"
+            )
+        if after_warmup:
+            self._warn_of_collapse(values, method)
+        self.progress.update(self.task, completed=step, status=_status(record))
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Add a line to metrics.jsonl and to TensorBoard."""
+        if not self.writer:
+            return
+        append_json_line(self.run.metrics_file, record)
+        for name, value in record.items():
+            if name not in ("step", "epoch"):
+                self.writer.add_scalar(name, value, record["step"])
+
+    def epoch_ended(self, epoch: int, epochs: int) -> None:
+        """One line in the log; on the console when there is no bar, and then only so many."""
+        text = f"epoch {epoch}/{epochs}  {_status(self._latest)}"
+        quiet = self.progress.disable and epoch % max(1, math.ceil(epochs / QUIET_LINES)) and epoch != epochs
+        note(self.run.folder, text, silent=bool(quiet) or not self.progress.disable)
+
+    def _warn_of_collapse(self, values: dict[str, float], method: Method) -> None:
+        for name, text in collapse_signs(values, method.collapsed_loss()).items():
+            if name not in self._warned:
+                self._warned.add(name)
+                self.note(f"warning: this looks like collapse: {text}")
+
+
+def note(folder: Path, text: str, silent: bool = False) -> None:
+    """A line in train.log, and on the console unless silent. Main process only."""
+    if not distributed.is_main():
+        return
+    with (folder / "train.log").open("a", encoding="utf-8") as file:
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
+    if not silent:
+        say(text)
+
+
+def measure(output: StepOutput, method: Method, extra: dict[str, Any]) -> dict[str, float]:
+    """The values of a log step, of the global batch. The only place of the loop that waits for the device."""
+    names = ["loss", *output.terms]
+    tensors = torch.stack([output.loss.detach(), *(term.detach() for term in output.terms.values())]).float()
+    values = dict(zip(names, distributed.all_mean(tensors).tolist()))
+    if output.embedding is not None:
+        values |= {name: float(value) for name, value in spread(output.embedding).items()}
+    return values | {name: float(value) for name, value in (method.diagnostics() | extra).items()}
+
+
+def spread(embedding: Tensor) -> dict[str, Tensor]:
+    """How far apart different images lie on the sphere: deviation per dimension, and their mean cosine."""
+    z = F.normalize(embedding.float(), dim=1)
+    mean, square = distributed.all_mean(torch.stack([z.mean(0), z.square().mean(0)]))
+    n = len(z) * distributed.world_size()
+    return {
+        "embedding_std": (square - mean.square()).clamp_min(0).sqrt().mean(),
+        "mean_cosine": (n * mean.square().sum() - 1) / (n - 1),
+    }
+
+
+def collapse_signs(values: dict[str, float], collapsed_loss: float | None) -> dict[str, str]:
+    """What the numbers say, in words; empty when all is well. Thresholds hold after warm-up, not at the start."""
+    signs = {}
+    advice = "lower optimizer.lr, lengthen optimizer.warmup_epochs, or lower optimizer.one_dimensional_lr_ratio"
+    if collapsed_loss is not None and collapsed_loss > 1 and values["loss"] > 0.5 * collapsed_loss:
+        signs["loss"] = f"the loss is {values['loss']:.2f}, and {collapsed_loss:g} means one point for all images; {advice}"
+    if values.get("mean_cosine", 0.0) > 0.7:
+        signs["mean_cosine"] = f"different images have cosine {values['mean_cosine']:.2f} on average; {advice}"
+    if values.get("largest_eigenvalue", 0.0) > 0.5:
+        share = values["largest_eigenvalue"]
+        signs["largest_eigenvalue"] = f"one direction holds {share:.0%} of all variation; {advice}"
+    return signs
+
+
+def _status(record: dict[str, float]) -> str:
+    if not record:
+        return ""
+    parts = [f"loss {record['loss']:.3f}"]
+    parts += [f"{name} {record[name]:.3f}" for name in ("invariance", "contrast") if name in record]
+    if "participation_ratio" in record:
+        parts.append(f"dimensions {record['participation_ratio']:.0f}")
+    return "  ".join([*parts, f"{record['images_per_second']:,.0f} images/s"])

@@ -1,0 +1,52 @@
+"""A quick kNN between epochs, when the data have labels: the one curve that says whether features get better."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tico_ssl import distributed
+from tico_ssl.config import Recipe
+from tico_ssl.data.sources import Source, open_source
+from tico_ssl.evaluations import Features
+from tico_ssl.evaluations.knn import Config, knn_accuracy
+from tico_ssl.features import extract
+from tico_ssl.networks.backbones import Backbone
+
+
+@dataclass(frozen=True)
+class OnlineKnn:
+    """Training images to compare with, and test images to ask about."""
+
+    bank: Source
+    queries: Source
+    every: int
+    device: torch.device
+
+    @classmethod
+    def of(cls, recipe: Recipe[Any], source: Source, device: torch.device) -> "OnlineKnn | None":
+        """For a recipe that asks for it, on data that have labels and a test split."""
+        settings = recipe.training
+        if not settings.knn_every_epochs or source.labels is None or not distributed.is_main():
+            return None
+        test = open_source(recipe.data, "test", recipe.backbone.channels)
+        if test is None or test.labels is None:
+            return None
+        bank = source.limited(settings.knn_images)
+        return cls(bank, test.limited(settings.knn_images), settings.knn_every_epochs, device)
+
+    def due(self, epoch: int, last: bool) -> bool:
+        """Every so many epochs, and after the last."""
+        return last or epoch % self.every == 0
+
+    def measure(self, backbone: nn.Module) -> dict[str, float]:
+        """Accuracy in per cent, for the metrics."""
+        assert isinstance(backbone, Backbone)
+        features = Features(
+            extract(backbone, self.bank, self.device),
+            extract(backbone, self.queries, self.device),
+            self.bank.labels,
+            self.queries.labels,
+        )
+        return {f"knn_{name}": value for name, value in knn_accuracy(features, Config()).items()}

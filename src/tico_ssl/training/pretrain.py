@@ -1,0 +1,222 @@
+"""The loop: images, views, loss, gradient, step, target. One function, from top to bottom."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from tico_ssl import catalogue, distributed
+from tico_ssl.config import Recipe, load_recipe
+from tico_ssl.contracts import Batch, StepOutput
+from tico_ssl.data import Loader, Source, open_source
+from tico_ssl.device import autocast, choose_device, resolve_precision
+from tico_ssl.networks.backbones import build_backbone
+from tico_ssl.networks.batch_norm import share_statistics
+from tico_ssl.networks.storage import save_backbone
+from tico_ssl.optim import build_optimizer, set_learning_rate
+from tico_ssl.optim.schedules import scaled_lr, warmup_cosine
+from tico_ssl.progress import say
+from tico_ssl.randomness import derived_seed, generator
+from tico_ssl.run_folder import Run, create_run
+from tico_ssl.training.checkpoint import StopRequest, load_checkpoint, save_checkpoint
+from tico_ssl.training.monitor import Monitor, measure, note
+from tico_ssl.training.online_knn import OnlineKnn
+from tico_ssl.views import Views
+from tico_ssl.views.sheet import save_contact_sheet
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop and wrote a checkpoint."""
+
+
+def pretrain(
+    recipe: str | Path | Mapping[str, Any] = "demo",
+    data: str | None = None,
+    out: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> Run:
+    """Train a backbone by a recipe. `resume` goes on with a run that is there and begins one that is not."""
+    changes = dict(overrides or {}) | ({"data.source": str(data)} if data is not None else {})
+    loaded = load_recipe(recipe, changes)
+    folder = Path(out) if out is not None else default_folder(recipe)
+    device = choose_device()
+    with distributed.session(device):
+        run = Run(folder)
+        if distributed.is_main():
+            create_run(folder, loaded, resume, overwrite)
+        distributed.barrier()
+        train(loaded, run, device)
+    return run
+
+
+def default_folder(recipe: str | Path | Mapping[str, Any]) -> Path:
+    """runs/ and the recipe's name."""
+    name = "run" if isinstance(recipe, Mapping) else str(recipe).removesuffix(".yaml").replace("/", "-").lstrip(".-")
+    return Path("runs") / name
+
+
+def train(recipe: Recipe[Any], run: Run, device: torch.device) -> None:
+    """Everything between a recipe and a trained backbone in its run folder."""
+    settings, seed = recipe.training, recipe.training.seed
+    source = open_source(recipe.data, "train", recipe.backbone.channels)
+    assert source is not None  # only a test split can be absent
+    loader = Loader(source, settings.batch_size, seed, device, settings.workers)
+    views = Views(recipe.views, recipe.data.image_size, recipe.data.mean, recipe.data.std)
+    plan = Plan.of(recipe, loader.steps_per_epoch)
+    precision = resolve_precision(settings.precision, device)
+    method = build_method(recipe, device, precision)
+    optimizer = build_optimizer(method, recipe.optimizer)
+    start, seconds = 0, 0.0
+    if run.checkpoint_file.is_file():
+        state = load_checkpoint(run.checkpoint_file, method, optimizer, device)
+        start, seconds = state["step"], state["seconds"]
+    _announce(recipe, run, source, loader, plan, method, device, precision, start)
+    if start == plan.steps:
+        return
+    model = DistributedDataParallel(method, broadcast_buffers=False) if distributed.active() else method
+    knn = OnlineKnn.of(recipe, source, device)
+    local = slice(*(settings.batch_size // distributed.world_size() * (distributed.rank() + i) for i in (0, 1)))
+
+    with Monitor(run, plan.steps, settings.batch_size, start, seconds) as monitor, StopRequest() as stop:
+        for step, (images, index) in enumerate(loader.iterate(start, plan.steps), start):
+            torch.manual_seed(derived_seed(seed, "network", step, distributed.rank()))
+            uniforms = views.draw(settings.batch_size, generator(seed, "views", step))[local].to(device)
+            if step == 0 and distributed.is_main():
+                save_contact_sheet(run.folder / "views.png", images, views(images, uniforms), views)
+            batch = Batch(tuple(as_input(view, precision) for view in views(images, uniforms)), index)
+            lr = plan.lr(step)
+            output = optimise(model, optimizer, batch, lr, settings.clip_gradient, precision)
+            extra = method.after_step(step / plan.steps) | {"lr": lr}
+
+            done = step + 1
+            epoch, epoch_ended = done / plan.steps_per_epoch, done % plan.steps_per_epoch == 0
+            at_log_step = done % settings.log_every_steps == 0 or done == plan.steps
+            if at_log_step:
+                monitor.log(done, epoch, measure(output, method, extra), method, step >= plan.warmup)
+            stopping = stop.agreed(at_log_step) and done < plan.steps
+            if stopping or (epoch_ended and (int(epoch) % settings.checkpoint_every_epochs == 0 or done == plan.steps)):
+                before = time.perf_counter()
+                save(run, done, method, optimizer, output, monitor)
+                monitor.pause(time.perf_counter() - before)
+            if epoch_ended:
+                before = time.perf_counter()
+                if knn is not None and knn.due(int(epoch), done == plan.steps):
+                    monitor.write({"step": done, "epoch": epoch, **knn.measure(method.backbone)})
+                monitor.epoch_ended(int(epoch), settings.epochs)
+                monitor.pause(time.perf_counter() - before)
+            if stopping:
+                raise Interrupted(f"stopped after step {done} of {plan.steps}; continue with --resume")
+        monitor.note(f"trained in {monitor.seconds:,.0f} s")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The run in steps, and the learning rate of each."""
+
+    steps_per_epoch: int
+    steps: int
+    warmup: int
+    peak_lr: float
+    end_lr: float
+
+    @classmethod
+    def of(cls, recipe: Recipe[Any], steps_per_epoch: int) -> "Plan":
+        """The plan of a recipe for a number of images."""
+        optimizer, steps = recipe.optimizer, steps_per_epoch * recipe.training.epochs
+        peak = scaled_lr(optimizer.lr, recipe.training.batch_size) if optimizer.scale_lr else optimizer.lr
+        warmup = min(round(optimizer.warmup_epochs * steps_per_epoch), steps - 1)
+        return cls(steps_per_epoch, steps, warmup, peak, peak * optimizer.end_lr_ratio)
+
+    def lr(self, step: int) -> float:
+        """Of one step."""
+        return warmup_cosine(step, self.steps, self.warmup, self.peak_lr, self.end_lr)
+
+
+def build_method(recipe: Recipe[Any], device: torch.device, precision: torch.dtype) -> Any:
+    """The method of a recipe with fresh weights, on its device, in training mode."""
+    torch.manual_seed(derived_seed(recipe.training.seed, "weights"))
+    data = recipe.data
+    backbone = build_backbone(recipe.backbone, data.image_size, data.mean, data.std)
+    method: nn.Module = catalogue.load("methods", recipe.method.name).build(recipe.method, backbone)
+    method = method.to(device, torch.float64 if precision == torch.float64 else torch.float32)
+    return share_statistics(method.to(memory_format=torch.channels_last)).train()
+
+
+def as_input(view: torch.Tensor, precision: torch.dtype) -> torch.Tensor:
+    """A view in the memory format of the weights."""
+    view = view.double() if precision == torch.float64 else view
+    return view.contiguous(memory_format=torch.channels_last)
+
+
+def optimise(
+    model: nn.Module,
+    optimizer: Optimizer,
+    batch: Batch,
+    lr: float,
+    clip_gradient: float | None,
+    precision: torch.dtype,
+) -> StepOutput:
+    """One step of gradient descent."""
+    set_learning_rate(optimizer, lr)
+    with autocast(batch.views[0].device, precision):
+        output: StepOutput = model(batch)
+    optimizer.zero_grad(set_to_none=True)
+    output.loss.backward()
+    if clip_gradient is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), clip_gradient)
+    optimizer.step()
+    return output
+
+
+def save(run: Run, step: int, method: Any, optimizer: Optimizer, output: StepOutput, monitor: Monitor) -> None:
+    """A checkpoint and the backbone, from the main process; never of a network that has become NaN."""
+    if distributed.is_main() and bool(output.loss.isfinite()):
+        save_checkpoint(run.checkpoint_file, step, method, optimizer, monitor.seconds)
+        save_backbone(method.backbone, run.backbone_file)
+    distributed.barrier()
+
+
+def _announce(
+    recipe: Recipe[Any],
+    run: Run,
+    source: Source,
+    loader: Loader,
+    plan: Plan,
+    method: nn.Module,
+    device: torch.device,
+    precision: torch.dtype,
+    start: int,
+) -> None:
+    """What is about to happen, in a few lines."""
+    if not distributed.is_main():
+        return
+    settings = recipe.training
+    size = sum(parameter.numel() for parameter in method.backbone.parameters()) / 1e6
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    labels = f"{len(source.classes) or int(source.labels.max()) + 1} classes" if source.labels is not None else "no labels"
+    rule = f" ({recipe.optimizer.lr:g} x {settings.batch_size}/256)" if recipe.optimizer.scale_lr else ""
+    lines = [
+        f"{recipe.method.name} on {source.name}: {len(source):,} images ({labels}), {loader.storage}",
+        f"{recipe.backbone.name}, {size:.2f} M parameters, {recipe.data.image_size} px; {where}, "
+        f"{str(precision).removeprefix('torch.')}, {distributed.world_size()} process(es)",
+        f"{settings.epochs} epochs of {plan.steps_per_epoch} steps of {settings.batch_size} images; "
+        f"{recipe.optimizer.name}, learning rate {plan.peak_lr:g}{rule}",
+    ]
+    if recipe.backbone.channels != 3:
+        lines.append(f"{recipe.backbone.channels} channels: colour jitter and greyscale are left out")
+    if start == plan.steps:
+        lines = [f"{run.folder} is complete: nothing to train"]
+    elif start:
+        lines.append(f"continuing after step {start} of {plan.steps}")
+    for line in lines:
+        note(run.folder, line)
+    if start == 0:
+        say(f"writing to {run.folder}")

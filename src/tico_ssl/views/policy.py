@@ -1,0 +1,72 @@
+"""A view's random transformations as data: which operations, how likely, how strong."""
+
+from importlib import resources
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field, model_validator
+
+from tico_ssl.errors import UserError, suggestion
+from tico_ssl.section import Section
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Strength = Annotated[float, Field(ge=0)]
+Range = Annotated[tuple[float, float], Field(strict=False)]
+
+
+class ViewPolicy(Section):
+    """One view, in the order of BYOL: crop, flip, colour jitter, greyscale, blur, solarise, normalise."""
+
+    count: Annotated[int, Field(ge=1)] = 1
+    """How many views are drawn with this policy."""
+    size: Annotated[int, Field(ge=1)] | None = None
+    """Pixels of the square view; by default the recipe's data.image_size."""
+    crop_scale: Range = (0.08, 1.0)
+    """Share of the image's area that a crop keeps."""
+    crop_ratio: Range = (3 / 4, 4 / 3)
+    """Width over height of a crop."""
+    flip: Probability = 0.5
+    """Mirror left and right."""
+    jitter: Probability = 0.8
+    """Change brightness, contrast, saturation and hue, in an order drawn for every image."""
+    brightness: Strength = 0.4
+    """Factor within 1 plus or minus this."""
+    contrast: Strength = 0.4
+    """Factor within 1 plus or minus this, about the mean grey."""
+    saturation: Strength = 0.2
+    """Factor within 1 plus or minus this."""
+    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.1
+    """Shift within plus or minus this share of the colour circle."""
+    greyscale: Probability = 0.2
+    """Take the colours away."""
+    blur: Probability = 0.0
+    """Gaussian blur with a kernel of a tenth of the view."""
+    blur_sigma: Range = (0.1, 2.0)
+    """Its standard deviation in pixels."""
+    solarise: Probability = 0.0
+    """Invert every value of at least one half."""
+
+    @model_validator(mode="after")
+    def _ranges(self) -> "ViewPolicy":
+        low, high = self.crop_scale
+        if not 0 < low <= high <= 1:
+            raise ValueError(f"crop_scale must rise within (0, 1], got {list(self.crop_scale)}")
+        for name in ("crop_ratio", "blur_sigma"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high:
+                raise ValueError(f"{name} must rise and be positive, got {[low, high]}")
+        return self
+
+
+def packaged_policies() -> list[str]:
+    """The names of the policies that come with the package."""
+    folder = resources.files("tico_ssl.views") / "policies"
+    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
+
+
+def named_policy(name: str) -> list[dict[str, Any]]:
+    """The views of a packaged policy, as a recipe would write them out."""
+    if name not in packaged_policies():
+        raise UserError(f"views: no policy is called '{name}'{suggestion(name, packaged_policies())}")
+    text = (resources.files("tico_ssl.views") / "policies" / f"{name}.yaml").read_text(encoding="utf-8")
+    return yaml.safe_load(text)

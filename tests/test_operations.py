@@ -1,0 +1,410 @@
+"""Each pixel operation against torchvision: on PIL images within 8-bit rounding, on float tensors closely."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms.functional as reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import InterpolationMode
+
+from tico_ssl.views import operations
+
+# PIL rounds its result to eight bits, and where it works in two passes also what lies between them.
+PIL_TOLERANCE = 2 / 255
+FLOAT_TOLERANCE = 1e-5
+few_examples = settings(max_examples=25, deadline=None)
+seeds = st.integers(0, 2**16)
+
+
+def make_images(seed: int, n: int = 4, rows: int = 24, columns: int = 20) -> Tensor:
+    """Byte images: noise with plenty of black and white in the even samples, smooth colours in the odd ones."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.rand(n, 3, rows, columns, generator=generator) * 1.6 - 0.3
+    coarse = torch.rand(n, 3, 3, 3, generator=generator)
+    smooth = torch.nn.functional.interpolate(coarse, (rows, columns), mode="bilinear", align_corners=True)
+    odd = (torch.arange(n) % 2 == 1).view(-1, 1, 1, 1)
+    return torch.where(odd, smooth, noise).clamp(0, 1).mul(255).round().to(torch.uint8)
+
+
+def uniform(seed: int, n: int, low: float, high: float) -> Tensor:
+    return torch.empty(n).uniform_(low, high, generator=torch.Generator().manual_seed(seed + 1))
+
+
+def to_pil(image: Tensor) -> Image.Image:
+    return Image.fromarray(image.permute(1, 2, 0).numpy())
+
+
+def from_pil(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
+
+
+def on_pil(function, images: Tensor, *parameters: Tensor) -> Tensor:
+    """Apply a torchvision function to each byte image as a PIL image, with its own parameters."""
+    rows = zip(images, *(p.tolist() for p in parameters), strict=True)
+    return torch.stack([from_pil(function(to_pil(image), *row)) for image, *row in rows])
+
+
+def on_floats(function, images: Tensor, *parameters: Tensor) -> Tensor:
+    rows = zip(images, *(p.tolist() for p in parameters), strict=True)
+    return torch.stack([function(image, *row) for image, *row in rows])
+
+
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    assert actual.shape == expected.shape
+    assert (actual - expected).abs().max().item() <= tolerance
+
+
+def boxes(seed: int, n: int, rows: int, columns: int) -> tuple[Tensor, ...]:
+    """Top, left, height, width and flip, inside the image."""
+    draw = np.random.default_rng(seed)
+    height, width = draw.integers(1, rows + 1, n), draw.integers(1, columns + 1, n)
+    top, left = draw.integers(0, rows - height + 1), draw.integers(0, columns - width + 1)
+    return tuple(torch.as_tensor(p) for p in (top, left, height, width, draw.integers(0, 2, n)))
+
+
+def crop_on_pil(images, top: Tensor, left: Tensor, height: Tensor, width: Tensor, flip: Tensor, size: int) -> Tensor:
+    """Crop and resize with PIL, horizontally and then vertically.
+
+    The two steps are what one resize does, except that Pillow 13 and later begin with the height where it shrinks much
+    more than the width. The order shows where the cubic overshoots black or white and is clipped in between.
+    """
+    crops = []
+    for image, y, x, h, w, mirrored in zip(
+        images, *(p.tolist() for p in (top, left, height, width, flip)), strict=True
+    ):
+        crop = to_pil(image).crop((x, y, x + w, y + h))
+        crop = crop.resize((size, h), Image.Resampling.BICUBIC).resize((size, size), Image.Resampling.BICUBIC)
+        crops.append(from_pil(reference.hflip(crop) if mirrored else crop))
+    return torch.stack(crops)
+
+
+class TestResizedCrop:
+    @settings(max_examples=80, deadline=None)
+    @given(seeds, st.integers(1, 60), st.integers(1, 60), st.integers(1, 40))
+    def test_equals_pil_for_any_box_and_size(self, seed, rows, columns, size):
+        images, box = make_images(seed, 4, rows, columns), boxes(seed, 4, rows, columns)
+        actual = operations.resized_crop(images, *box, size)
+        assert actual.dtype == torch.float32
+        assert actual.min() >= 0
+        assert actual.max() <= 1
+        assert_close(actual, crop_on_pil(images, *box, size), PIL_TOLERANCE)
+
+    @pytest.mark.parametrize(("side", "size"), [(32, 32), (256, 96), (40, 224)])
+    def test_equals_pil_at_usual_sizes(self, side, size):
+        images, box = make_images(0, 4, side, side), boxes(0, 4, side, side)
+        assert_close(operations.resized_crop(images, *box, size), crop_on_pil(images, *box, size), PIL_TOLERANCE)
+
+    @few_examples
+    @given(seeds, st.integers(2, 60), st.integers(2, 60), st.integers(1, 40))
+    def test_smooth_images_equal_torchvision(self, seed, rows, columns, size):
+        images = make_images(seed, 6, rows, columns)[1::2] // 2 + 64
+        *box, _ = boxes(seed, 3, rows, columns)
+        expected = on_pil(
+            lambda image, *row: reference.resized_crop(image, *row, [size, size], InterpolationMode.BICUBIC),
+            images,
+            *box,
+        )
+        assert_close(operations.resized_crop(images, *box, torch.zeros(3), size), expected, PIL_TOLERANCE)
+
+    def test_whole_image_at_its_own_size_is_unchanged(self):
+        images = make_images(1, 4, 16, 16)
+        zero, side = torch.zeros(4, dtype=torch.long), torch.full((4,), 16)
+        assert_close(operations.resized_crop(images, zero, zero, side, side, zero, 16), images / 255, 1e-6)
+
+    def test_flip_mirrors_the_crop(self):
+        images, (*box, _) = make_images(2, 4), boxes(2, 4, 24, 20)
+        plain = operations.resized_crop(images, *box, torch.zeros(4, dtype=torch.bool), 15)
+        mirrored = operations.resized_crop(images, *box, torch.ones(4, dtype=torch.bool), 15)
+        assert_close(mirrored, plain.flip(3), 1e-6)
+
+    def test_bytes_and_floats_agree(self):
+        images, box = make_images(3), boxes(3, 4, 24, 20)
+        assert torch.equal(operations.resized_crop(images, *box, 16), operations.resized_crop(images / 255, *box, 16))
+
+    def test_sequence_of_one_size_equals_the_batch(self):
+        images, box = make_images(4), boxes(4, 4, 24, 20)
+        sequence = operations.resized_crop(list(images), *box, 16)
+        assert_close(sequence, operations.resized_crop(images, *box, 16), 1e-6)
+
+    def test_sequence_of_different_sizes_equals_pil(self):
+        sizes = [(17, 40), (64, 23), (9, 9), (50, 31)]
+        images = [make_images(i, 1, *size)[0] for i, size in enumerate(sizes)]
+        parts = [boxes(i, 1, *size) for i, size in enumerate(sizes)]
+        box = tuple(torch.cat(column) for column in zip(*parts, strict=True))
+        assert_close(operations.resized_crop(images, *box, 20), crop_on_pil(images, *box, 20), PIL_TOLERANCE)
+
+    @few_examples
+    @given(seeds, st.integers(1, 50), st.integers(1, 50))
+    def test_constant_image_stays_constant(self, seed, side, size):
+        images = uniform(seed, 3, 0, 1).view(-1, 1, 1, 1).expand(3, 2, side, side)
+        actual = operations.resized_crop(images, *boxes(seed, 3, side, side), size)
+        assert_close(actual, images[:, :, :1, :1].expand_as(actual), 1e-5)
+
+    def test_only_pixels_inside_the_box_count(self):
+        images = torch.ones(1, 3, 30, 30)
+        images[:, :, 10:20, 5:25] = 0
+        box = [torch.tensor([value]) for value in (10, 5, 10, 20, 0)]
+        assert operations.resized_crop(images, *box, 7).abs().max() == 0
+
+
+class TestColour:
+    @few_examples
+    @given(seeds)
+    def test_blends_equal_pil_and_float_reference(self, seed):
+        images, factor = make_images(seed), uniform(seed, 4, 0, 2)
+        for ours, theirs in (
+            (operations.adjust_brightness, reference.adjust_brightness),
+            (operations.adjust_contrast, reference.adjust_contrast),
+            (operations.adjust_saturation, reference.adjust_saturation),
+        ):
+            assert_close(ours(images / 255, factor), on_pil(theirs, images, factor), PIL_TOLERANCE)
+            assert_close(ours(images / 255, factor), on_floats(theirs, images / 255, factor), FLOAT_TOLERANCE)
+
+    @few_examples
+    @given(seeds)
+    def test_hue_equals_float_reference(self, seed):
+        images, shift = make_images(seed) / 255, uniform(seed, 4, -0.5, 0.5)
+        assert_close(operations.adjust_hue(images, shift), on_floats(reference.adjust_hue, images, shift), 1e-5)
+
+    @pytest.mark.parametrize("shift", [-0.5, -1 / 3, 0.0, 1 / 6, 0.5])
+    def test_hue_at_special_colours_and_shifts(self, shift):
+        levels = torch.tensor([0, 0.25, 1.0])
+        image = torch.cartesian_prod(levels, levels, levels).T.reshape(1, 3, 9, 3)
+        expected = reference.adjust_hue(image, shift)
+        assert_close(operations.adjust_hue(image, torch.tensor([shift])), expected, FLOAT_TOLERANCE)
+
+    @few_examples
+    @given(seeds)
+    def test_hue_equals_pil(self, seed):
+        """PIL rounds the hue down to 8 bits, cuts the shift to whole steps, and wraps at 256 a circle of 255 steps.
+
+        Each of the three can cost one step, which moves a channel by six times the chroma: the general tolerance can
+        hold for grey pixels only, and grows with the chroma.
+        """
+        images, shift = make_images(seed), uniform(seed, 4, -0.5, 0.5)
+        error = (operations.adjust_hue(images / 255, shift) - on_pil(reference.adjust_hue, images, shift)).abs()
+        chroma = (images.amax(1, keepdim=True) - images.amin(1, keepdim=True)) / 255
+        assert (error <= PIL_TOLERANCE + 3 * 6 * chroma / 255).all()
+
+    @few_examples
+    @given(seeds)
+    def test_greyscale_equals_pil(self, seed):
+        images = make_images(seed)
+        actual = operations.greyscale(images / 255, torch.ones(4, dtype=torch.bool))
+        assert_close(actual, on_pil(lambda image: reference.to_grayscale(image, 3), images), PIL_TOLERANCE)
+
+    @few_examples
+    @given(seeds)
+    def test_solarise_equals_pil(self, seed):
+        images = make_images(seed)
+        actual = operations.solarise(images / 255, torch.ones(4, dtype=torch.bool))
+        assert_close(actual, on_pil(lambda image: reference.solarize(image, 128), images), 1e-6)
+
+    def test_solarise_threshold(self):
+        image = torch.tensor([0.0, 0.3, 0.31, 1.0]).view(1, 1, 2, 2)
+        actual = operations.solarise(image, torch.ones(1), threshold=0.31)
+        assert torch.allclose(actual.flatten(), torch.tensor([0.0, 0.3, 0.69, 0.0]))
+
+    def test_normalise(self):
+        images, mean, std = make_images(0) / 255, [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]
+        expected = reference.normalize(images, mean, std)
+        assert_close(operations.normalise(images, mean, std), expected, 1e-6)
+        assert_close(operations.normalise(images, torch.tensor(mean), torch.tensor(std)), expected, 1e-6)
+
+
+TORCHVISION_KINDS = (
+    reference.adjust_brightness,
+    reference.adjust_contrast,
+    reference.adjust_saturation,
+    reference.adjust_hue,
+)
+OUR_KINDS = (
+    operations.adjust_brightness,
+    operations.adjust_contrast,
+    operations.adjust_saturation,
+    operations.adjust_hue,
+)
+
+
+def jitter_reference(image, *parameters_and_order):
+    *parameters, order = parameters_and_order
+    for kind in order:
+        image = TORCHVISION_KINDS[kind](image, parameters[kind])
+    return image
+
+
+def jitter_parameters(seed: int, n: int, strength: float = 1.0) -> tuple[Tensor, ...]:
+    factors = (uniform(seed + i, n, 1 - 0.4 * strength, 1 + 0.4 * strength) for i in range(3))
+    return (*factors, uniform(seed + 3, n, -0.1, 0.1))
+
+
+class TestColourJitter:
+    orders = torch.tensor(list(permutations(range(4))))
+
+    @settings(max_examples=10, deadline=None)
+    @given(seeds)
+    def test_every_order_equals_float_reference(self, seed):
+        images, parameters = make_images(seed, 24) / 255, jitter_parameters(seed, 24, 2.0)
+        actual = operations.colour_jitter(images, *parameters, self.orders, torch.ones(24, dtype=torch.bool))
+        assert_close(actual, on_floats(jitter_reference, images, *parameters, self.orders), 2e-5)
+
+    def test_every_order_equals_the_single_operations_in_turn(self):
+        images, parameters = make_images(5, 24) / 255, jitter_parameters(5, 24)
+        actual = operations.colour_jitter(images, *parameters, self.orders, torch.ones(24))
+        for i, order in enumerate(self.orders.tolist()):
+            expected = images[i : i + 1]
+            for kind in order:
+                expected = OUR_KINDS[kind](expected, parameters[kind][i : i + 1])
+            assert_close(actual[i : i + 1], expected, 1e-6)
+
+    def test_every_order_stays_near_pil(self):
+        """PIL's blends round down, half a level each on average, so the mean error is about 1.5 levels by itself.
+
+        Later operations amplify what earlier ones rounded, most of all the 8-bit hue (see above), so a bound for every
+        single pixel is given only for weak colours, of which a step of that hue moves no channel by over a level.
+        """
+        images, parameters = make_images(6, 24), jitter_parameters(6, 24)
+        actual = operations.colour_jitter(images / 255, *parameters, self.orders, torch.ones(24))
+        error = (actual - on_pil(jitter_reference, images, *parameters, self.orders)).abs()
+        weak = actual.amax(1, keepdim=True) - actual.amin(1, keepdim=True) < 1 / 6
+        assert error.mean() < 2 / 255
+        assert error[weak.expand_as(error)].max() < 8 / 255
+
+
+class TestGaussianBlur:
+    @few_examples
+    @given(seeds, st.integers(3, 50), st.integers(3, 50), st.integers(0, 11))
+    def test_equals_float_reference(self, seed, rows, columns, radius):
+        kernel_size = 2 * min(radius, min(rows, columns) - 1) + 1
+        images, sigma = make_images(seed, 4, rows, columns) / 255, uniform(seed, 4, 0.1, 2.0)
+        actual = operations.gaussian_blur(images, sigma, torch.ones(4), kernel_size)
+        expected = on_floats(lambda x, s: reference.gaussian_blur(x, kernel_size, s), images, sigma)
+        assert_close(actual, expected, FLOAT_TOLERANCE)
+
+    def test_equals_reference_over_several_blocks(self):
+        images, sigma = make_images(0, 2, 100, 70) / 255, torch.tensor([0.4, 2.0])
+        expected = on_floats(lambda x, s: reference.gaussian_blur(x, 23, s), images, sigma)
+        assert_close(operations.gaussian_blur(images, sigma, torch.ones(2), 23), expected, FLOAT_TOLERANCE)
+
+    def test_equals_pil(self):
+        images, sigma = make_images(1), uniform(1, 4, 0.1, 2.0)
+        expected = on_pil(lambda image, s: reference.gaussian_blur(image, 9, s), images, sigma)
+        assert_close(operations.gaussian_blur(images / 255, sigma, torch.ones(4), 9), expected, PIL_TOLERANCE)
+
+    @few_examples
+    @given(seeds, st.integers(12, 40))
+    def test_constant_image_stays_constant(self, seed, side):
+        images = uniform(seed, 3, 0, 1).view(-1, 1, 1, 1).expand(3, 3, side, side)
+        actual = operations.gaussian_blur(images, uniform(seed, 3, 0.1, 3), torch.ones(3), 23)
+        assert_close(actual, images, FLOAT_TOLERANCE)
+
+
+def chain(images: Tensor, box: tuple[Tensor, ...], factor: Tensor, order: Tensor, apply: Tensor) -> Tensor:
+    """Every public operation, one after another."""
+    x = operations.resized_crop(images, *box, 16)
+    for adjust in OUR_KINDS[:3]:
+        x = adjust(x, factor)
+    x = operations.adjust_hue(x, factor - 1)
+    x = operations.colour_jitter(x, factor, factor, factor, factor - 1, order, apply)
+    x = operations.greyscale(x, apply)
+    x = operations.gaussian_blur(x, factor, apply, 5)
+    x = operations.solarise(x, apply)
+    return operations.normalise(x, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
+
+
+def chain_arguments() -> list:
+    order = torch.tensor(list(permutations(range(4))))[::3]
+    return [make_images(7, 8), boxes(7, 8, 24, 20), uniform(7, 8, 0.6, 1.4), order, torch.arange(8) % 2 == 0]
+
+
+def moved(arguments: list, device: str) -> list:
+    return [tuple(a.to(device) for a in x) if isinstance(x, tuple) else x.to(device) for x in arguments]
+
+
+class TestContract:
+    apply = torch.tensor([True, False, False, True])
+    masked = pytest.mark.parametrize(
+        "operation",
+        [
+            lambda x, apply: operations.colour_jitter(
+                x, *jitter_parameters(8, 4), torch.tensor([[3, 1, 0, 2]] * 4), apply
+            ),
+            operations.greyscale,
+            lambda x, apply: operations.gaussian_blur(x, torch.where(apply.bool(), 1.0, 0.0), apply, 5),
+            operations.solarise,
+        ],
+        ids=["colour_jitter", "greyscale", "gaussian_blur", "solarise"],
+    )
+
+    @masked
+    @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.uint8])
+    def test_mask_leaves_the_others_unchanged_to_the_bit(self, operation, dtype):
+        images = make_images(8) / 255
+        before = images.clone()
+        actual = operation(images, self.apply.to(dtype))
+        assert torch.equal(images, before), "the input must not be modified"
+        assert torch.equal(actual[~self.apply], images[~self.apply])
+        assert all(not torch.equal(a, x) for a, x in zip(actual[self.apply], images[self.apply], strict=True))
+
+    @masked
+    def test_samples_do_not_influence_each_other(self, operation):
+        images, everyone = make_images(9) / 255, torch.ones(4, dtype=torch.bool)
+        swapped = images.clone()
+        swapped[1:] = 1 - swapped[1:]
+        assert_close(operation(images, everyone)[:1], operation(swapped, everyone)[:1], 1e-6)
+
+    def test_inputs_are_not_modified(self):
+        arguments = chain_arguments()
+        images = arguments[0] / 255
+        before = images.clone()
+        for adjust in OUR_KINDS:
+            adjust(images, arguments[2])
+        operations.normalise(images, (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
+        operations.resized_crop(images, *arguments[1], 9)
+        assert torch.equal(images, before)
+
+    def test_no_value_is_read_on_the_host(self):
+        """Tensors without data can go through only if neither control flow nor shapes depend on values."""
+        assert chain(*moved(chain_arguments(), "meta")).shape == (8, 3, 16, 16)
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    def test_a_captured_graph_equals_the_cpu(self):
+        arguments = chain_arguments()
+        on_gpu = moved(arguments, "cuda")
+        chain(*on_gpu)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            actual = chain(*on_gpu)
+        graph.replay()
+        # Solarising makes a jump of a pixel at the threshold, so a few may differ.
+        close = (actual.cpu() - chain(*arguments)).abs() < 1e-4
+        assert close.float().mean() > 0.999
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda x, p: operations.adjust_hue(x[0], p),
+            lambda x, p: operations.adjust_contrast(x[:, :2], p),
+            lambda x, p: operations.adjust_brightness(x, p[:2]),
+            lambda x, p: operations.adjust_saturation(x, p.view(-1, 1)),
+            lambda x, p: operations.greyscale(x[:, :1], p),
+            lambda x, p: operations.solarise(x[0], p),
+            lambda x, p: operations.colour_jitter(x, p, p, p, p, torch.zeros(4, 3), p),
+            lambda x, p: operations.gaussian_blur(x, p, p, 4),
+            lambda x, p: operations.gaussian_blur(x, p, p, 41),
+            lambda x, p: operations.normalise(x, (0.5,), (0.5,)),
+            lambda x, p: operations.resized_crop(x[0], p, p, p, p, p, 8),
+            lambda x, p: operations.resized_crop([], p, p, p, p, p, 8),
+            lambda x, p: operations.resized_crop(list(x), p, p, p, p, p[:2], 8),
+            lambda x, p: operations.resized_crop(list(x[:, 0]), p, p, p, p, p, 8),
+        ],
+    )
+    def test_wrong_shapes_are_refused(self, call):
+        with pytest.raises(ValueError, match=r"expected|kernel_size"):
+            call(make_images(0) / 255, torch.ones(4))
