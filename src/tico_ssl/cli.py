@@ -26,7 +26,9 @@ DataOption = Annotated[
 def pretrain(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RECIPE] [KEY=VALUE ...]", help="A packaged recipe or a YAML file, then changes to it."),
+        typer.Argument(
+            metavar="[RECIPE] [KEY=VALUE ...]", help="A packaged recipe or a YAML file, then changes to it."
+        ),
     ] = None,
     data: DataOption = None,
     out: Annotated[str | None, typer.Option(help="The run folder; by default runs/RECIPE.")] = None,
@@ -66,8 +68,8 @@ def evaluate(
     """Judge a backbone, beside an untrained one of the same shape."""
     from tico_ssl import catalogue
     from tico_ssl.evaluations import evaluate_with, open_context
-    from tico_ssl.results_table import print_results
     from tico_ssl.progress import say
+    from tico_ssl.results_table import print_results
 
     for protocol in protocols:
         catalogue.load("evaluations", protocol)  # a misspelt name is said before the work begins

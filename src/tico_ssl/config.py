@@ -1,7 +1,7 @@
 """Recipes: everything that decides a run, in one typed tree.
 
-A recipe is a packaged name (`cifar10/tico`), a YAML file, or a mapping. `base:` names another recipe to start from; overrides
-(`training.epochs=5`, `views.*.blur=0`) come last. However it was given, the same values make the same run.
+A recipe is a packaged name (`cifar10/tico`), a YAML file, or a mapping. `base:` names another recipe to start from;
+overrides (`training.epochs=5`, `views.*.blur=0`) come last. However it was given, the same values make the same run.
 """
 
 import re

@@ -1,12 +1,13 @@
 """What the rooms hand to each other: a batch of views, the outcome of a step, and what every method promises."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True)
+class Batch:
     """One training batch: global views first, then local crops; every view has the same images in the same order."""
 
     views: tuple[Tensor, ...]
@@ -25,7 +26,7 @@ class StepOutput:
 
 @runtime_checkable
 class Method(Protocol):
-    """A self-supervised objective around a backbone. All state is a parameter or a buffer, so state_dict() is complete."""
+    """A self-supervised objective around a backbone. All state is in parameters and buffers."""
 
     backbone: nn.Module
 
@@ -33,8 +34,8 @@ class Method(Protocol):
         """The loss of one batch."""
         ...
 
-    def after_step(self, progress: float | Tensor) -> dict[str, Tensor]:
-        """Move target, queue or prototypes after the optimiser; progress runs from 0 to 1. Returns values worth logging."""
+    def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
+        """Move target, queue or prototypes after the optimiser; progress runs from 0 to 1. Returns values to log."""
         ...
 
     def diagnostics(self) -> dict[str, Tensor]:

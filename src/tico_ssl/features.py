@@ -19,7 +19,9 @@ from tico_ssl.run_folder import open_run
 BATCH = 256
 
 
-def image_batches(source: Source, backbone: Backbone, device: torch.device, limit: int | None = None) -> Iterator[Tensor]:
+def image_batches(
+    source: Source, backbone: Backbone, device: torch.device, limit: int | None = None
+) -> Iterator[Tensor]:
     """Preprocessed batches of a source, in order."""
     count = min(len(source), limit or len(source))
     for start in range(0, count, BATCH):

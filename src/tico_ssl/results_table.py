@@ -22,7 +22,9 @@ def print_results(results: Sequence[Result]) -> None:
                 continue
             row = [result.numbers.get(name, {}).get(metric) for name in names]
             gain = trained - result.numbers["untrained"][metric]
-            table.add_row(f"{result.protocol} {metric}", *("" if v is None else f"{v:.1f}" for v in row), f"{gain:+.1f}")
+            table.add_row(
+                f"{result.protocol} {metric}", *("" if v is None else f"{v:.1f}" for v in row), f"{gain:+.1f}"
+            )
     console.print()
     console.print(table)
     if (sentence := verdict(results)) is not None:

@@ -81,7 +81,9 @@ def create_run(folder: Path, recipe: Recipe[Any], resume: bool, overwrite: bool)
         return run
     if folder.exists() and any(folder.iterdir()):
         if not overwrite:
-            raise UserError(f"{folder} exists: continue it with --resume, replace it with --overwrite, or choose another --out")
+            raise UserError(
+                f"{folder} exists: continue it with --resume, replace it with --overwrite, or choose another --out"
+            )
         if not run.recipe_file.is_file():
             raise UserError(f"{folder} is not a run folder (it has no recipe.yaml), so --overwrite leaves it alone")
         shutil.rmtree(folder)

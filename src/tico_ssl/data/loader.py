@@ -1,6 +1,6 @@
 """Batches in a true random order: every image once per epoch, as a function of (seed, step) alone.
 
-So a loader has no position to save: it starts at any step. Several processes share a global batch, each taking its slice.
+So a loader has no position to save: it starts at any step. Several processes share a global batch, each its slice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,9 @@ class Loader:
         if batch_size % world:
             raise UserError(f"training.batch_size {batch_size} is not a multiple of the {world} processes")
         if batch_size > len(source):
-            raise UserError(f"training.batch_size {batch_size} is larger than the {len(source)} images of {source.name}")
+            raise UserError(
+                f"training.batch_size {batch_size} is larger than the {len(source)} images of {source.name}"
+            )
         self.source, self.batch_size, self.seed, self.device, self.workers = source, batch_size, seed, device, workers
         self.steps_per_epoch = len(source) // batch_size
         self.images = source.images

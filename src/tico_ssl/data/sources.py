@@ -1,7 +1,7 @@
 """Sources of images: folders, numpy archives, torchvision's data sets by name, and the built-in textures.
 
-A source knows how many images it has, their labels if they have any, and how to give one of them. Sources whose images are
-all of one size also hold them as one tensor, which the loader can keep on the device.
+A source knows how many images it has, their labels if they have any, and how to give one of them. Sources whose images
+are all of one size also hold them as one tensor, which the loader can keep on the device.
 """
 
 import os
@@ -33,8 +33,8 @@ class DataConfig(Section):
     """Which images, and what the network is shown of them."""
 
     source: str = "textures"
-    """A folder of images (with or without class folders, with or without train/ and test/), a .npz or .npy file, or a name:
-    textures, cifar10, cifar100, stl10, ..."""
+    """A folder of images (with or without class folders, with or without train/ and test/), a .npz or .npy file,
+    or a name: textures, cifar10, cifar100, stl10, ..."""
     root: str = "data"
     """Where data sets that are given by name lie on disk."""
     download: bool = False
@@ -124,7 +124,11 @@ def from_arrays(name: str, images: Tensor, labels: Tensor | None, classes: tuple
 def from_numpy(path: Path, split: Split) -> Source | None:
     """`.npy`: images. `.npz`: x_train/y_train/x_test/y_test, or images/labels. Channels first, last or absent."""
     if path.suffix == ".npy":
-        return from_arrays(path.name, _channels_first(np.load(path, allow_pickle=False), path), None) if split == "train" else None
+        return (
+            from_arrays(path.name, _channels_first(np.load(path, allow_pickle=False), path), None)
+            if split == "train"
+            else None
+        )
     try:
         with np.load(path, allow_pickle=False) as archive:
             pairs = [(f"x_{split}", f"y_{split}")] + ([("images", "labels")] if split == "train" else [])
@@ -132,7 +136,9 @@ def from_numpy(path: Path, split: Split) -> Source | None:
             if found is None:
                 if split == "test":
                     return None
-                raise UserError(f"{path}: needs arrays x_train (and y_train) or images (and labels), has {archive.files}")
+                raise UserError(
+                    f"{path}: needs arrays x_train (and y_train) or images (and labels), has {archive.files}"
+                )
             images = _channels_first(archive[found[0]], path)
             labels = torch.from_numpy(archive[found[1]].astype(np.int64).ravel()) if found[1] in archive else None
             classes = tuple(str(name) for name in archive["classes"]) if "classes" in archive else ()
@@ -156,8 +162,10 @@ def _channels_first(array: np.ndarray, path: Path) -> Tensor:
 
 
 def from_folder(root: Path, split: Split, channels: int = 3) -> Source | None:
-    """Image files at any depth. Labels exist when every file lies in a first-level class folder, of which there are two or more."""
-    splits = {kind: next((root / n for n in names if (root / n).is_dir()), None) for kind, names in SPLIT_FOLDERS.items()}
+    """Image files at any depth. Labels exist when every file lies in one of two or more class folders."""
+    splits = {
+        kind: next((root / n for n in names if (root / n).is_dir()), None) for kind, names in SPLIT_FOLDERS.items()
+    }
     if splits["train"] is not None:
         folder = splits[split]
         if folder is None:
@@ -193,7 +201,9 @@ def _image_files(folder: Path) -> list[str]:
 
 def from_dataset(name: str, dataset: "Dataset[Any]", channels: int = 3) -> Source:
     """Any map-style torch Dataset that gives images, or tuples that begin with an image and its label."""
-    labels = next((getattr(dataset, key) for key in ("targets", "labels", "_labels", "y") if hasattr(dataset, key)), None)
+    labels = next(
+        (getattr(dataset, key) for key in ("targets", "labels", "_labels", "y") if hasattr(dataset, key)), None
+    )
     labels = None if labels is None else torch.as_tensor(np.asarray(labels), dtype=torch.int64)
     if labels is not None and bool((labels < 0).any()):
         labels = None  # torchvision's mark for unlabelled images

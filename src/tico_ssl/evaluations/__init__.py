@@ -1,7 +1,8 @@
 """One file per protocol; the file name is the name on the command line.
 
-A protocol has `Config`, a Section with its settings, and `run(context, config) -> Result`. Every number of a trained backbone
-stands beside the same number of an untrained one (and of raw pixels, where images are small): did pretraining help?
+A protocol has `Config`, a Section with its settings, and `run(context, config) -> Result`. Every number of a trained
+backbone stands beside the same number of an untrained one (and of raw pixels, where images are small), so that "did
+pretraining help?" is answered.
 """
 
 from collections.abc import Callable, Mapping
@@ -152,7 +153,11 @@ def labelled_splits(config: DataConfig, channels: int, seed: int) -> tuple[Sourc
     kept, out = (~held_out).nonzero().ravel(), held_out.nonzero().ravel()
     if len(kept) == 0:
         raise UserError(f"{config.source}: too few images to hold some out for a test")
-    return train.subset(kept), train.subset(out), f"{HELD_OUT:.0%} held out by seed {seed}, seen without labels in pretraining"
+    return (
+        train.subset(kept),
+        train.subset(out),
+        f"{HELD_OUT:.0%} held out by seed {seed}, seen without labels in pretraining",
+    )
 
 
 def untrained_twin(trained: Backbone, train: Source, seed: int, device: torch.device) -> Backbone:

@@ -1,5 +1,6 @@
 """kNN: weighted votes of the nearest training features, by cosine."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -23,10 +24,10 @@ class Voters(Section):
 class Config(Section):
     """The two settings in common use: DINO's and MoCo's."""
 
-    voters: Annotated[list[Voters], Field(min_length=1)] = [
+    voters: Annotated[tuple[Voters, ...], Field(min_length=1, strict=False)] = (
         Voters(k=20, temperature=0.07),
         Voters(k=200, temperature=0.1),
-    ]
+    )
     """Every pair is reported."""
 
 
@@ -46,7 +47,7 @@ def knn_accuracy(features: Features, config: Config) -> Numbers:
 
 
 def knn_predictions(
-    train: Tensor, labels: Tensor, queries: Tensor, voters: list[Voters], chunk: int = 1024
+    train: Tensor, labels: Tensor, queries: Tensor, voters: Sequence[Voters], chunk: int = 1024
 ) -> list[Tensor]:
     """Predicted classes for each pair of settings; similarities are held for one chunk of queries at a time."""
     train = F.normalize(train, dim=1)

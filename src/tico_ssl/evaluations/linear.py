@@ -18,7 +18,7 @@ from tico_ssl.section import Section
 class Config(Section):
     """Settings of the probe."""
 
-    weight_decays: Annotated[list[float], Field(min_length=1)] = [1e-5, 1e-4, 1e-3, 1e-2]
+    weight_decays: Annotated[tuple[float, ...], Field(min_length=1, strict=False)] = (1e-5, 1e-4, 1e-3, 1e-2)
     """Candidates, of which the best on held-out training images is taken."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of the training images that choose the decay."""

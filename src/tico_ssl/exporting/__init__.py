@@ -35,9 +35,10 @@ def write_state_dict(backbone: Backbone, out: Path, library: str, setup: list[st
     torch.save(plain_state(backbone), out)
     lines = list(setup)
     if isinstance(getattr(backbone.network, "maxpool", None), nn.Identity):
-        first = backbone.network.conv1
+        first = backbone.network.get_submodule("conv1")
+        shape = f"{first.in_channels}, {first.out_channels}, 3, 1, 1"
         lines += [
-            f"model.conv1 = torch.nn.Conv2d({first.in_channels}, {first.out_channels}, 3, 1, 1, bias=False)  # small images",
+            f"model.conv1 = torch.nn.Conv2d({shape}, bias=False)  # the stem for small images",
             "model.maxpool = torch.nn.Identity()",
         ]
     loose = "" if strict else ", strict=False)  # all but the classifier"

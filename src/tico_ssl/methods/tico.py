@@ -55,8 +55,8 @@ def tico_loss(
 ) -> TiCoTerms:
     """TiCo's loss of raw embeddings (n, d) of the two networks, given the covariance (d, d) of the step before.
 
-    `detach` chooses the reading of the gradient, `source` whose embeddings make the covariance. `average` takes the mean
-    of a matrix over processes. `check_finite` costs a host synchronisation on a GPU: turn it off inside a training step.
+    `detach` chooses the reading of the gradient, `source` whose embeddings make the covariance. `average` takes the
+    mean of a matrix over processes. `check_finite` makes a GPU wait: turn it off inside a training step.
     """
     _check_shapes(online, target, covariance)
     if check_finite and not (online.isfinite().all() and target.isfinite().all()):
@@ -143,7 +143,9 @@ class TiCoLoss(nn.Module):
         return terms
 
     def extra_repr(self) -> str:
-        return f"dim={len(self.covariance)}, rho={self.rho}, beta={self.beta}, detach={self.detach}, source={self.source}"
+        return (
+            f"dim={len(self.covariance)}, rho={self.rho}, beta={self.beta}, detach={self.detach}, source={self.source}"
+        )
 
 
 class Config(MethodConfig):
@@ -170,7 +172,7 @@ class Config(MethodConfig):
     ema_end: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Decay of the target encoder at the last step, reached along a cosine."""
     symmetric: bool = False
-    """Also send view two through the online and view one through the target network: twice the cost. Not the paper's."""
+    """Also send view two through the online and view one through the target network: double cost, not the paper's."""
     view_order: Literal["fixed", "swapped", "alternate"] = "fixed"
     """Which view the online network sees: the first, the second, or each in turn from step to step."""
 
@@ -189,9 +191,7 @@ class TiCo(nn.Module):
         self.backbone = backbone
         self.projector = projector(width, config.hidden, config.dim, last_bias=config.last_bias)
         self.target = target_of(nn.Sequential(self.backbone, self.projector))
-        self.criterion = TiCoLoss(
-            config.dim, config.rho, config.beta, config.detach, config.source, check_finite=False
-        )
+        self.criterion = TiCoLoss(config.dim, config.rho, config.beta, config.detach, config.source, check_finite=False)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def embed(self, images: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Backbones by name: `torchvision/resnet50`, `timm/vit_small_patch16_224`, or this package's narrow `tico/resnet18-w16`.
+"""Backbones by name: `torchvision/resnet50`, `timm/vit_small_patch16_224`, or the narrow `tico/resnet18-w16`.
 
 The classifier is taken off, the width of the pooled features found by a trial run, and ResNets get a stem that suits
 small images. Parameter names stay the library's own, so weights move freely between libraries.
@@ -40,7 +40,7 @@ class BackboneConfig(Section):
     """ResNets: begin every residual block as the identity (last BatchNorm of a block scaled by zero)."""
     weight_standardisation: bool = False
     """Standardise the kernels of all convolutions while training; baked into the weights when a backbone is saved."""
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the library's constructor, for example {patch_size: 4}."""
 
 
@@ -153,7 +153,7 @@ class NarrowResNet(nn.Module):
             out = width * 2**stage
             layers = [_basic_block(planes, out, stride=1 if stage == 0 else 2)]
             layers += [_basic_block(out, out, stride=1) for _ in range(count - 1)]
-            setattr(self, f"layer{stage + 1}", nn.Sequential(*layers))
+            self.add_module(f"layer{stage + 1}", nn.Sequential(*layers))
             planes = out
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         for module in self.modules():
@@ -163,7 +163,8 @@ class NarrowResNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Pooled features."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        for stage in range(1, 5):
+            x = self.get_submodule(f"layer{stage}")(x)
         return self.avgpool(x).flatten(1)
 
 
@@ -242,9 +243,11 @@ def _adapt_stem(network: nn.Module, config: BackboneConfig, image_size: int) -> 
 def zero_last_gamma(network: nn.Module) -> None:
     """Scale the last BatchNorm of every residual block by zero, so that the network begins shallow."""
     for block in network.modules():
-        if not isinstance(block, BasicBlock | Bottleneck | timm.models.resnet.BasicBlock | timm.models.resnet.Bottleneck):
+        if not isinstance(
+            block, BasicBlock | Bottleneck | timm.models.resnet.BasicBlock | timm.models.resnet.Bottleneck
+        ):
             continue
-        last = block.bn3 if hasattr(block, "bn3") else block.bn2
+        last: Any = block.bn3 if hasattr(block, "bn3") else block.bn2
         if isinstance(last.weight, Tensor):
             nn.init.zeros_(last.weight)
 

@@ -51,7 +51,7 @@ def share_statistics(model: nn.Module) -> nn.Module:
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
-            module.__class__ = SharedBatchNorm
+            module.__class__ = SharedBatchNorm  # type: ignore[assignment]
     return model
 
 

@@ -1,4 +1,4 @@
-"""A backbone on disk: one safetensors file with the library's own parameter names and, as metadata, how to rebuild it."""
+"""A backbone on disk: a safetensors file with the library's own parameter names and, as metadata, how to rebuild it."""
 
 import copy
 import hashlib
@@ -38,7 +38,7 @@ def save_backbone(backbone: Backbone, path: Path) -> None:
 
 
 def load_backbone(source: str | Path) -> Backbone:
-    """The backbone of a run folder or of a .safetensors file, in evaluation mode: normalised images in, features out."""
+    """The backbone of a run folder or a .safetensors file, in evaluation mode: normalised images in, features out."""
     path = backbone_file(source)
     try:
         with safe_open(path, framework="pt") as file:

@@ -18,9 +18,10 @@ def target_of(online: nn.Module) -> nn.Module:
 @torch.no_grad()
 def update_target(target: nn.Module, online: nn.Module, decay: float | Tensor) -> None:
     """target <- decay * target + (1 - decay) * online, over all parameters at once."""
-    followers, leaders = list(target.parameters()), list(online.parameters())
+    followers: list[Tensor] = list(target.parameters())
+    leaders: list[Tensor] = list(online.parameters())
     if isinstance(decay, Tensor):  # a tensor lets a captured step change its decay
         torch._foreach_mul_(followers, decay)
-        torch._foreach_add_(followers, torch._foreach_mul(leaders, 1 - decay))
+        torch._foreach_add_(followers, list(torch._foreach_mul(leaders, 1 - decay)))
     else:
         torch._foreach_lerp_(followers, leaders, 1 - decay)

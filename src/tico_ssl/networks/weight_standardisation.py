@@ -35,5 +35,5 @@ def bake(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, StandardisedConv2d):
             module.weight.copy_(standardise(module.weight))
-            module.__class__ = nn.Conv2d
+            module.__class__ = nn.Conv2d  # type: ignore[assignment]
     return model

@@ -39,7 +39,7 @@ class OptimizerConfig(Section):
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, object]]:
-    """Two groups: weights, and one-dimensional parameters, which have no decay. `lr_ratio` multiplies the step's rate."""
+    """Weights, and one-dimensional parameters, which have no decay. `lr_ratio` multiplies the step's rate."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": config.weight_decay, "lr_ratio": 1.0},

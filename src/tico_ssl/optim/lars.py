@@ -80,7 +80,8 @@ class LARS(Optimizer):
 
 def _adapted(weights: list[Tensor], weight_decay: float, trust_coefficient: float) -> list[Tensor]:
     """Gradients with decay, each rescaled to trust_coefficient times the norm of its weight."""
-    directions = list(torch._foreach_add([p.grad for p in weights], weights, alpha=weight_decay))
+    gradients = [p.grad for p in weights if p.grad is not None]
+    directions = list(torch._foreach_add(gradients, weights, alpha=weight_decay))
     weight_norms = torch.stack(torch._foreach_norm(weights))
     norms = torch.stack(torch._foreach_norm(directions))
     ratios = trust_coefficient * weight_norms / norms

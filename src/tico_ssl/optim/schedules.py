@@ -1,12 +1,9 @@
 """Values that change during training, as pure functions of the step: no state, so resuming needs none."""
 
 import math
-from typing import TypeVar
 
 import torch
 from torch import Tensor
-
-Number = TypeVar("Number", float, Tensor)
 
 
 def scaled_lr(base_lr: float, batch_size: int) -> float:
@@ -22,7 +19,7 @@ def warmup_cosine(step: int, total: int, warmup: int, peak: float, end: float) -
     return end + (peak - end) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
 
 
-def cosine_ema_decay(progress: Number, start: float, end: float = 1.0) -> Number:
+def cosine_ema_decay(progress: float | Tensor, start: float, end: float = 1.0) -> float | Tensor:
     """BYOL's schedule of the target's decay: `start` at progress 0, `end` at 1, along half a cosine."""
     angle = progress * math.pi
     cosine = torch.cos(angle) if isinstance(angle, Tensor) else math.cos(angle)

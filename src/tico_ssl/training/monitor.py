@@ -23,7 +23,7 @@ QUIET_LINES = 20  # lines of progress in a whole run when there is no terminal
 
 
 class Monitor:
-    """Writes metrics.jsonl, TensorBoard events and train.log, and draws the progress bar. Only the main process writes."""
+    """Writes metrics.jsonl, TensorBoard events and train.log, and draws the progress bar; in the main process only."""
 
     def __init__(self, run: Run, total_steps: int, batch_size: int, start: int, seconds: float) -> None:
         self.run, self.total_steps, self.batch_size = run, total_steps, batch_size
@@ -140,7 +140,9 @@ def collapse_signs(values: dict[str, float], collapsed_loss: float | None) -> di
     signs = {}
     advice = "lower optimizer.lr, lengthen optimizer.warmup_epochs, or lower optimizer.one_dimensional_lr_ratio"
     if collapsed_loss is not None and collapsed_loss > 1 and values["loss"] > 0.5 * collapsed_loss:
-        signs["loss"] = f"the loss is {values['loss']:.2f}, and {collapsed_loss:g} means one point for all images; {advice}"
+        signs["loss"] = (
+            f"the loss is {values['loss']:.2f}, and {collapsed_loss:g} means one point for all images; {advice}"
+        )
     if values.get("mean_cosine", 0.0) > 0.7:
         signs["mean_cosine"] = f"different images have cosine {values['mean_cosine']:.2f} on average; {advice}"
     if values.get("largest_eigenvalue", 0.0) > 0.5:

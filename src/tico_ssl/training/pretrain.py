@@ -98,7 +98,7 @@ def train(recipe: Recipe[Any], run: Run, device: torch.device) -> None:
 
             done = step + 1
             epoch, epoch_ended = done / plan.steps_per_epoch, done % plan.steps_per_epoch == 0
-            at_log_step = done % settings.log_every_steps == 0 or done == plan.steps
+            at_log_step = done % settings.log_every_steps == 0 or epoch_ended
             if at_log_step:
                 monitor.log(done, epoch, measure(output, method, extra), method, step >= plan.warmup)
             stopping = stop.agreed(at_log_step) and done < plan.steps
@@ -190,7 +190,7 @@ def _announce(
     source: Source,
     loader: Loader,
     plan: Plan,
-    method: nn.Module,
+    method: Any,
     device: torch.device,
     precision: torch.dtype,
     start: int,
@@ -201,7 +201,9 @@ def _announce(
     settings = recipe.training
     size = sum(parameter.numel() for parameter in method.backbone.parameters()) / 1e6
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    labels = f"{len(source.classes) or int(source.labels.max()) + 1} classes" if source.labels is not None else "no labels"
+    labels = (
+        f"{len(source.classes) or int(source.labels.max()) + 1} classes" if source.labels is not None else "no labels"
+    )
     rule = f" ({recipe.optimizer.lr:g} x {settings.batch_size}/256)" if recipe.optimizer.scale_lr else ""
     lines = [
         f"{recipe.method.name} on {source.name}: {len(source):,} images ({labels}), {loader.storage}",

@@ -11,11 +11,12 @@ KEPT = 224 / 256  # of the shorter side: resize to 256, then cut 224 from the ce
 
 
 def centre_crop(images: Tensor | Sequence[Tensor], size: int) -> Tensor:
-    """The central square of every image, resized with antialiased bicubic; images that have the size already are kept whole."""
+    """The central square of every image, resized (antialiased bicubic). A batch of the right size is kept whole."""
     if isinstance(images, Tensor) and images.shape[-2:] == (size, size):
         return images.float() / 255 if images.dtype == torch.uint8 else images
     shapes = torch.tensor([image.shape[-2:] for image in images])
     side = (shapes.amin(dim=1) * KEPT).round().clamp_min(1)
     top, left = (((shapes[:, axis] - side) / 2).floor() for axis in (0, 1))
-    box = [values.to(images[0].device) for values in (top, left, side, side, torch.zeros(len(images), dtype=torch.bool))]
-    return operations.resized_crop(images, *box, size)
+    box = (top, left, side, side, torch.zeros(len(images), dtype=torch.bool))
+    top, left, height, width, flip = (values.to(images[0].device) for values in box)
+    return operations.resized_crop(images, top, left, height, width, flip, size)

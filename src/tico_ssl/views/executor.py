@@ -1,8 +1,8 @@
 """One executor for all policies: a batch of images and a matrix of uniform numbers in, normalised views out.
 
 All randomness is in the uniforms: `draw` makes them for the global batch on the CPU, so the views of an image do not
-depend on the device, on the number of processes or on how a run was interrupted. What is done with them is a pure function
-without host synchronisation.
+depend on the device, on the number of processes or on how a run was interrupted. What is done with them is a pure
+function without host synchronisation.
 """
 
 import math
@@ -36,9 +36,7 @@ class Views:
 
         The crop runs where the images are, the rest where the uniforms are.
         """
-        return tuple(
-            self._view(images, uniforms[:, number], policy) for number, policy in enumerate(self.policies)
-        )
+        return tuple(self._view(images, uniforms[:, number], policy) for number, policy in enumerate(self.policies))
 
     def _view(self, images: Tensor | Sequence[Tensor], uniforms: Tensor, policy: ViewPolicy) -> Tensor:
         size = policy.size or self.image_size
@@ -82,10 +80,10 @@ def blur_kernel(size: int) -> int:
 def _coloured(view: Tensor, u: Sequence[Tensor], policy: ViewPolicy) -> Tensor:
     if policy.jitter > 0:
         strengths = (policy.brightness, policy.contrast, policy.saturation)
-        factors = [_factor(number, strength) for number, strength in zip(u[1:4], strengths)]
+        brightness, contrast, saturation = (_factor(number, strength) for number, strength in zip(u[1:4], strengths))
         hue = (2 * u[4] - 1) * policy.hue
         order = torch.stack(tuple(u[5:9]), dim=1).argsort(dim=1)
-        view = operations.colour_jitter(view, *factors, hue, order, u[0] < policy.jitter)
+        view = operations.colour_jitter(view, brightness, contrast, saturation, hue, order, u[0] < policy.jitter)
     if policy.greyscale > 0:
         view = operations.greyscale(view, u[9] < policy.greyscale)
     return view
