@@ -6,6 +6,6 @@ from tico_ssl.features import embed
 from tico_ssl.methods.tico import TiCo, TiCoLoss, tico_loss
 from tico_ssl.networks.storage import load_backbone
 from tico_ssl.optim import LARS
-from tico_ssl.training import pretrain
+from tico_ssl.training.pretrain import pretrain
 
 __all__ = ["LARS", "TiCo", "TiCoLoss", "embed", "evaluate", "export", "load_backbone", "pretrain", "tico_loss"]

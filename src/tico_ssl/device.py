@@ -35,7 +35,6 @@ def has_bf16(device: torch.device) -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
-def autocast(device: torch.device, dtype: torch.dtype | None = None) -> AbstractContextManager[None]:
-    """Mixed precision where it was asked for; without a type, what 'auto' means on this device."""
-    dtype = dtype if dtype is not None else resolve_precision("auto", device)
+def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[None]:
+    """Mixed precision where bf16 was asked for, nothing otherwise."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tico_ssl.data.sources import DataConfig, Source, open_source
-from tico_ssl.device import autocast, choose_device
+from tico_ssl.device import choose_device
 from tico_ssl.errors import UserError
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.storage import load_backbone
@@ -37,14 +37,13 @@ def image_batches(
 def extract(
     backbone: Backbone, source: Source, device: torch.device, limit: int | None = None, label: str | None = None
 ) -> Tensor:
-    """Float32 features (images, width) on the CPU. The backbone works in evaluation mode and is left as it was."""
+    """Features (images, width) on the CPU. The backbone works in evaluation mode and is left as it was."""
     training = backbone.training
     backbone.eval().to(device)
     total = -(-min(len(source), limit or len(source)) // BATCH)
     features = []
     for images in track(image_batches(source, backbone, device, limit), total, label):
-        with autocast(device):
-            features.append(backbone(images).float().cpu())
+        features.append(backbone(images).cpu())  # in float32: what is measured should not depend on the hardware's bf16
     backbone.train(training)
     return torch.cat(features)
 

@@ -7,6 +7,7 @@ checkpoints/last.pt (training state), checkpoints/backbone.safetensors (what one
 import json
 import os
 import platform
+import shlex
 import shutil
 import sys
 from dataclasses import dataclass
@@ -118,7 +119,7 @@ def environment() -> dict[str, Any]:
     """What a number depends on besides its recipe."""
     packages = ("tico-ssl", "torch", "torchvision", "timm", "numpy", "pillow", "scikit-learn")
     return {
-        "command": " ".join(sys.argv),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]).replace("__main__.py", "python -m tico_ssl"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),

@@ -71,13 +71,13 @@ class Monitor:
         speed = done / max(1e-9, now - self._last[1] - self._paused)
         self._last, self._paused = (step, now), 0.0
         record = {"step": step, "epoch": round(epoch, 4), **values, "images_per_second": speed, "seconds": self.seconds}
-        self.write(record)
-        self._latest = record
         if not math.isfinite(values["loss"]):
             raise UserError(
                 f"the loss became {values['loss']} at or before step {step}: lower optimizer.lr, lengthen "
                 "optimizer.warmup_epochs or set training.clip_gradient; the last checkpoint is from before"
             )
+        self.write(record)
+        self._latest = record
         if after_warmup:
             self._warn_of_collapse(values, method)
         self.progress.update(self.task, completed=step, status=_status(record))
@@ -119,6 +119,8 @@ def measure(output: StepOutput, method: Method, extra: dict[str, Any]) -> dict[s
     names = ["loss", *output.terms]
     tensors = torch.stack([output.loss.detach(), *(term.detach() for term in output.terms.values())]).float()
     values = dict(zip(names, distributed.all_mean(tensors).tolist()))
+    if not math.isfinite(values["loss"]):
+        return values  # the monitor stops the run; eigenvalues of NaN are an error of their own
     if output.embedding is not None:
         values |= {name: float(value) for name, value in spread(output.embedding).items()}
     return values | {name: float(value) for name, value in (method.diagnostics() | extra).items()}

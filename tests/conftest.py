@@ -1,0 +1,45 @@
+"""What many tests need: small recipes, small folders of images."""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # small tensors gain nothing from threads, and subprocesses inherit this
+
+import pytest
+import torch
+from PIL import Image
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_threads():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def tiny() -> dict:
+    """Overrides that make the demo recipe a matter of seconds, and its arithmetic exact to compare."""
+    return {
+        "data.limit": 96,
+        "data.image_size": 16,
+        "backbone.name": "tico/resnet10-w4",
+        "method.hidden": 16,
+        "method.dim": 8,
+        "training.batch_size": 32,
+        "training.epochs": 3,
+        "training.precision": "fp32",
+        "training.log_every_steps": 1,
+        "training.knn_every_epochs": 0,
+    }
+
+
+@pytest.fixture
+def folder_of_images(tmp_path):
+    """Twelve images of different sizes in two class folders."""
+    root = tmp_path / "images"
+    generator = torch.Generator().manual_seed(0)
+    for number in range(12):
+        height, width = (int(side) for side in torch.randint(20, 50, (2,), generator=generator))
+        pixels = torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, generator=generator)
+        path = root / ("cats" if number % 2 else "dogs") / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.numpy()).save(path)
+    return root

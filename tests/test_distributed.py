@@ -1,0 +1,159 @@
+"""Two processes are one process with the same global batch: loss, gradient, covariance, weights (float64)."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+
+from tico_ssl import distributed, pretrain
+from tico_ssl.contracts import Batch
+from tico_ssl.methods.tico import Config, TiCo, TiCoLoss
+from tico_ssl.networks.batch_norm import share_statistics
+from tico_ssl.run_folder import open_run
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def in_two_processes(function, folder):
+    """Run function(rank, folder) in two gloo processes."""
+    mp.spawn(_worker, args=(function, free_port(), str(folder)), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+
+def _worker(rank, function, port, folder):
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    try:
+        torch.save(function(rank), f"{folder}/{rank}.pt")
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+class Tiny(nn.Module):
+    width = 6
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+
+    def forward(self, images):
+        return self.layers(images).flatten(1)
+
+
+def one_step(method: nn.Module, views, steps: int = 3):
+    """A few steps of plain gradient descent; everything that should agree."""
+    history = []
+    for _ in range(steps):
+        output = method(Batch(views, torch.arange(len(views[0]))))
+        core = method.module if hasattr(method, "module") else method
+        for parameter in core.parameters():
+            parameter.grad = None
+        output.loss.backward()
+        with torch.no_grad():
+            for parameter in core.parameters():
+                if parameter.grad is not None:
+                    parameter -= 0.5 * parameter.grad
+        core.after_step(0.3)
+        history.append(distributed.all_mean(output.loss.detach()))
+    gradients = {name: p.grad for name, p in core.named_parameters() if p.grad is not None}
+    return {"loss": torch.stack(history), "gradient": gradients, "state": core.state_dict()}
+
+
+def make(detach: bool, symmetric: bool):
+    torch.manual_seed(0)
+    settings = Config(hidden=8, dim=5, detach=detach, symmetric=symmetric, ema_start=0.9)
+    return TiCo(Tiny(), config=settings).double().train()
+
+
+def the_views():
+    generator = torch.Generator().manual_seed(1)
+    return tuple(torch.randn(8, 3, 8, 8, generator=generator, dtype=torch.float64) for _ in range(2))
+
+
+def share(rank, detach, symmetric):
+    method = share_statistics(make(detach, symmetric))
+    parallel = nn.parallel.DistributedDataParallel(method, broadcast_buffers=False)
+    mine = slice(4 * rank, 4 * rank + 4)
+    return one_step(parallel, tuple(view[mine] for view in the_views()))
+
+
+def share_live(rank):
+    return share(rank, False, False)
+
+
+def share_detached(rank):
+    return share(rank, True, False)
+
+
+def share_symmetric(rank):
+    return share(rank, False, True)
+
+
+@pytest.mark.parametrize(
+    ("function", "detach", "symmetric"),
+    [(share_live, False, False), (share_detached, True, False), (share_symmetric, False, True)],
+)
+def test_two_processes_equal_one(tmp_path, function, detach, symmetric):
+    alone = one_step(make(detach, symmetric), the_views())
+    for together in in_two_processes(function, tmp_path):
+        torch.testing.assert_close(together["loss"], alone["loss"], rtol=1e-11, atol=1e-12)
+        assert together["gradient"].keys() == alone["gradient"].keys()
+        for name, gradient in alone["gradient"].items():
+            torch.testing.assert_close(together["gradient"][name], gradient, rtol=1e-9, atol=1e-12, msg=name)
+        for name, value in alone["state"].items():
+            torch.testing.assert_close(together["state"][name], value, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def local_covariance(rank):
+    torch.manual_seed(rank)
+    criterion = TiCoLoss(dim=4).double()
+    criterion(torch.randn(3, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64))
+    return {"covariance": criterion.covariance}
+
+
+def test_the_covariance_is_that_of_the_global_batch_on_every_rank(tmp_path):
+    one, other = in_two_processes(local_covariance, tmp_path)
+    assert torch.equal(one["covariance"], other["covariance"])
+    assert float(one["covariance"].trace()) == pytest.approx(0.1, abs=1e-12)
+
+
+def test_the_same_command_under_torchrun(tmp_path, tiny):
+    """The whole path - order, views, SyncBN, covariance, optimiser - in float64, and resumed by one process alone."""
+    tiny |= {"training.precision": "fp64", "optimizer.name": "lars", "optimizer.lr": 1.0, "optimizer.warmup_epochs": 0.0}
+    words = [f"{key}={value}" for key, value in tiny.items()]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+    command = [*launcher, "-m", "tico_ssl", "pretrain", "demo", *words, "--out", str(tmp_path / "two")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    finished = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.count("tico on textures") == 1  # one process talks
+    assert "2 process(es)" in finished.stdout
+    alone, two = pretrain("demo", out=tmp_path / "one", overrides=tiny), open_run(tmp_path / "two")
+    for mine, theirs in zip(alone.metrics(), two.metrics(), strict=True):
+        for name in ("loss", "invariance", "contrast", "mean_cosine", "embedding_std", "participation_ratio"):
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-5, abs=1e-6), name
+    one, other = (torch.load(run.checkpoint_file, weights_only=True)["method"] for run in (alone, two))
+    for name, value in one.items():
+        torch.testing.assert_close(other[name], value, rtol=1e-7, atol=1e-9, msg=name)
+
+
+def test_a_batch_that_does_not_divide_is_refused(tmp_path, tiny):
+    tiny |= {"training.batch_size": 31}
+    words = [f"{key}={value}" for key, value in tiny.items()]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+    command = [*launcher, "-m", "tico_ssl", "pretrain", "demo", *words, "--out", str(tmp_path / "two")]
+    finished = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert finished.returncode != 0
+    assert "training.batch_size 31 is not a multiple of the 2 processes" in finished.stderr

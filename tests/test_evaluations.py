@@ -1,0 +1,171 @@
+"""Protocols against brute force, scikit-learn and closed forms; and the comparison with an untrained twin."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from tico_ssl import embed, evaluate, load_backbone, pretrain
+from tico_ssl.data.decoding import decode
+from tico_ssl.errors import UserError
+from tico_ssl.evaluations import labelled_splits, open_context
+from tico_ssl.evaluations.knn import Voters, knn_predictions
+from tico_ssl.evaluations.linear import fit_linear
+from tico_ssl.evaluations.rankme import rankme
+from tico_ssl.run_folder import open_run
+
+
+def clusters(count, classes=4, width=6, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(classes, width, generator=torch.Generator().manual_seed(99))
+    labels = torch.randint(0, classes, (count,), generator=generator)
+    return centres[labels] + 0.8 * torch.randn(count, width, generator=generator), labels
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    settings = {
+        "data.limit": 300,
+        "data.image_size": 16,
+        "backbone.name": "tico/resnet10-w4",
+        "method.hidden": 16,
+        "method.dim": 8,
+        "training.batch_size": 50,
+        "training.epochs": 1,
+    }
+    return pretrain("demo", out=tmp_path_factory.mktemp("runs") / "run", overrides=settings)
+
+
+@pytest.mark.parametrize(("k", "temperature"), [(1, 0.07), (5, 0.1), (20, 0.07), (200, 0.1)])
+def test_knn_equals_brute_force(k, temperature):
+    train, labels = clusters(150)
+    queries, _ = clusters(40, seed=1)
+    (predicted,) = knn_predictions(train, labels, queries, [Voters(k=k, temperature=temperature)], chunk=7)
+    for query, found in zip(queries.double().numpy(), predicted.tolist()):
+        features = train.double().numpy()
+        cosines = features @ query / np.linalg.norm(features, axis=1) / np.linalg.norm(query)
+        votes = np.zeros(4)
+        for place in np.argsort(-cosines)[:k]:
+            votes[labels[place]] += math.exp(cosines[place] / temperature)
+        assert found == votes.argmax()
+
+
+def test_knn_finds_itself():
+    train, labels = clusters(100)
+    (predicted,) = knn_predictions(train, labels, train, [Voters(k=1, temperature=0.07)])
+    assert torch.equal(predicted, labels)
+
+
+@pytest.mark.parametrize("weight_decay", [1e-3, 1e-1])
+def test_the_linear_probe_is_multinomial_logistic_regression(weight_decay):
+    features, labels = clusters(400)
+    queries, _ = clusters(100, seed=1)
+    ours = fit_linear(features.double().float(), labels, weight_decay, iterations=500)
+    reference = LogisticRegression(C=1 / (weight_decay * len(features)), tol=1e-10, max_iter=5000)
+    reference.fit(features.double().numpy(), labels.numpy())
+    expected = torch.from_numpy(reference.predict_proba(queries.double().numpy())).float()
+    assert torch.allclose(ours(queries).softmax(dim=1), expected, atol=2e-3)
+
+
+def test_rankme_at_known_spectra():
+    assert rankme(torch.ones(50, 8)) == pytest.approx(1, abs=1e-4)
+    assert rankme(torch.eye(8).repeat(5, 1)) == pytest.approx(8, rel=1e-4)
+    q, _ = torch.linalg.qr(torch.randn(30, 3, dtype=torch.float64))
+    shares = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
+    assert rankme(q * shares) == pytest.approx(2**1.5, rel=1e-4)  # entropy 1.5 bits
+
+
+def test_results_stand_beside_untrained_and_pixels_and_say_everything(run):
+    result = evaluate(run.folder, "knn")
+    assert result.numbers.keys() == {"trained", "untrained", "pixels"}
+    assert all(0 <= value <= 100 for numbers in result.numbers.values() for value in numbers.values())
+    line = open_run(run.folder).results()[-1]
+    assert line["protocol"] == "knn"
+    assert line["settings"]["voters"] == [{"k": 20, "temperature": 0.07}, {"k": 200, "temperature": 0.1}]
+    assert line["data"] == {"source": "textures", "train": 300, "test": 2000, "split": "the data's own"}
+    assert len(line["checkpoint"]) == 16
+    assert line["seed"] == 0
+    json.dumps(line)
+
+
+def test_overrides_of_a_protocol_and_their_errors(run):
+    result = evaluate(run.folder, "knn", overrides={"voters": [{"k": 3, "temperature": 0.5}]})
+    assert list(result.numbers["trained"]) == ["top1_k3"]
+    with pytest.raises(UserError, match=r"evaluation linear: unknown key 'iteration'; did you mean 'iterations'\?"):
+        evaluate(run.folder, "linear", overrides={"iteration": 3})
+
+
+def test_linear_and_rankme_run_on_a_run(run):
+    linear, rank = evaluate(run.folder, "linear"), evaluate(run.folder, "rankme")
+    assert linear.numbers["trained"]["top5"] >= linear.numbers["trained"]["top1"]
+    assert 1 <= rank.numbers["trained"]["rankme"] <= rank.numbers["trained"]["width"] == 32
+
+
+def test_evaluation_leaves_the_backbone_as_it_was(run):
+    before = run.backbone_file.read_bytes()
+    context = open_context(run.folder)
+    state = {name: value.clone() for name, value in context.backbones["trained"].state_dict().items()}
+    context.features("trained")
+    assert all(torch.equal(value, state[name]) for name, value in context.backbones["trained"].state_dict().items())
+    assert run.backbone_file.read_bytes() == before
+
+
+def test_the_untrained_twin_is_fair(run):
+    """Same shape, other weights, BatchNorm calibrated on the data, the same every time."""
+    one, other = (open_context(run.folder).backbones for _ in range(2))
+    twin = one["untrained"].state_dict()
+    assert twin.keys() == one["trained"].state_dict().keys()
+    assert all(torch.equal(value, other["untrained"].state_dict()[name]) for name, value in twin.items())
+    assert not torch.equal(twin["network.bn1.running_mean"], torch.zeros_like(twin["network.bn1.running_mean"]))
+    assert (twin["network.layer1.0.bn2.weight"] == 1).all()
+
+
+def test_data_without_a_test_split_are_split_within_classes(run, folder_of_images):
+    config = run.recipe().data.model_copy(update={"source": str(folder_of_images), "limit": None})
+    train, test, how = labelled_splits(config, 3, seed=0)
+    assert (len(train), len(test)) == (10, 2)
+    assert test.labels.tolist() == [0, 1]
+    assert "held out" in how
+    names = {source.names(i) for source in (train, test) for i in range(len(source))}
+    assert len(names) == 12
+    result = evaluate(run.folder, "knn", data=str(folder_of_images))
+    assert "pixels" not in result.numbers  # images of many sizes
+
+
+def test_labels_that_are_not_there_are_asked_for(run, folder_of_images, tmp_path):
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number, path in enumerate(sorted(folder_of_images.rglob("*.png"))):
+        path.rename(flat / f"{number}.png")
+    with pytest.raises(UserError, match="knn needs labels"):
+        evaluate(run.folder, "knn", data=str(flat))
+    assert evaluate(run.folder, "rankme", data=str(flat)).numbers["trained"]["rankme"] >= 1
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".csv", ".parquet"])
+def test_embed_writes_features_with_names(run, folder_of_images, tmp_path, suffix):
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    out = embed(run.folder, data=str(folder_of_images), out=tmp_path / f"features{suffix}")
+    if suffix == ".npz":
+        with np.load(out) as archive:
+            names, labels, features = archive["names"].tolist(), archive["labels"], archive["features"]
+    elif suffix == ".csv":
+        header, *rows = [line.split(",") for line in out.read_text().splitlines()]
+        assert header[:3] == ["filename", "label", "feature_0"]
+        names, labels = [row[0] for row in rows], [int(row[1]) for row in rows]
+        features = np.array([[float(value) for value in row[2:]] for row in rows])
+    else:
+        import pyarrow.parquet
+
+        table = pyarrow.parquet.read_table(out).to_pydict()
+        names, labels = table["filename"], table["label"]
+        features = np.stack([table[f"feature_{i}"] for i in range(32)], axis=1)
+    assert names[0] == "cats/1.png"
+    assert list(labels) == [0] * 6 + [1] * 6
+    backbone = load_backbone(run.folder)
+    expected = backbone(backbone.preprocess([decode(folder_of_images / names[3])]))
+    assert np.allclose(features[3], expected.detach().numpy(), atol=1e-5)

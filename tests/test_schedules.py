@@ -1,0 +1,156 @@
+"""Learning rate and decay of the target at the corners of their schedules, and the plan of the packaged recipe."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from tico_ssl.config import load_recipe
+from tico_ssl.optim.schedules import cosine_ema_decay, scaled_lr, warmup_cosine
+from tico_ssl.training.pretrain import Plan
+
+some_examples = hypothesis_settings(max_examples=50, deadline=None)
+near = {"rel": 1e-13, "abs": 1e-15}
+
+
+# Learning rate
+
+
+def test_corners_of_warmup_and_cosine():
+    def rate(step: int) -> float:
+        return warmup_cosine(step, total=110, warmup=10, peak=4.0, end=0.5)
+
+    assert rate(0) == 0.0
+    assert rate(1) == pytest.approx(0.4, **near)
+    assert rate(5) == pytest.approx(2.0, **near)
+    assert rate(9) == pytest.approx(3.6, **near)
+    assert rate(10) == 4.0
+    assert rate(35) == pytest.approx(0.5 + 3.5 * (1 + math.sqrt(0.5)) / 2, **near)  # a quarter of the cosine
+    assert rate(60) == pytest.approx(2.25, **near)  # half of it
+    assert rate(85) == pytest.approx(0.5 + 3.5 * (1 - math.sqrt(0.5)) / 2, **near)
+    assert rate(110) == pytest.approx(0.5, **near)
+    assert rate(111) == rate(10_000) == pytest.approx(0.5, **near)
+
+
+def test_without_warmup_the_first_step_has_the_peak():
+    assert warmup_cosine(0, total=100, warmup=0, peak=3.0, end=1.0) == 3.0
+    assert warmup_cosine(50, total=100, warmup=0, peak=3.0, end=1.0) == pytest.approx(2.0, **near)
+    assert warmup_cosine(100, total=100, warmup=0, peak=3.0, end=1.0) == pytest.approx(1.0, **near)
+
+
+def test_a_run_of_one_step_has_the_peak():
+    assert warmup_cosine(0, total=1, warmup=0, peak=3.0, end=0.0) == 3.0
+
+
+@given(
+    total=st.integers(2, 60),
+    share=st.floats(0, 1),
+    peak=st.floats(1e-3, 10),
+    ratio=st.floats(0, 1),
+)
+@some_examples
+def test_the_rate_rises_then_falls_by_the_formula(total, share, peak, ratio):
+    warmup, end = min(int(share * total), total - 1), ratio * peak
+    rates = [warmup_cosine(step, total, warmup, peak, end) for step in range(total + 1)]
+    rising, falling = rates[: warmup + 1], rates[warmup:]
+    assert rising == sorted(rising)
+    assert falling == sorted(falling, reverse=True)
+    assert rates[warmup] == pytest.approx(peak, **near)
+    assert rates[total] == pytest.approx(end, **near)
+    for step, rate in enumerate(rates):
+        if step < warmup:
+            expected = peak * step / warmup
+        else:
+            expected = end + (peak - end) * (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2
+        assert rate == pytest.approx(expected, **near)
+
+
+def test_the_rate_scales_linearly_with_the_batch():
+    assert scaled_lr(0.2, 256) == 0.2
+    assert scaled_lr(0.2, 4096) == pytest.approx(3.2, **near)
+    assert scaled_lr(0.3, 64) == pytest.approx(0.075, **near)
+
+
+# Plan
+
+
+def test_plan_of_the_paper_s_recipe():
+    recipe = load_recipe("imagenet/tico")
+    plan = Plan.of(recipe, 312)  # 1,281,167 images // 4096
+    assert 1_281_167 // recipe.training.batch_size == 312
+    assert plan.steps_per_epoch == 312
+    assert plan.steps == 312_000
+    assert plan.warmup == 3_120
+    assert plan.peak_lr == pytest.approx(3.2, **near)
+    assert plan.end_lr == pytest.approx(0.032, **near)
+    assert plan.lr(0) == 0.0
+    assert plan.lr(1_560) == pytest.approx(1.6, **near)
+    assert plan.lr(3_120) == pytest.approx(3.2, **near)
+    assert plan.lr(157_560) == pytest.approx(1.616, **near)
+    assert plan.lr(312_000) == pytest.approx(0.032, **near)
+
+
+def test_the_paper_s_recipe_has_the_paper_s_constants():
+    recipe = load_recipe("imagenet/tico")
+    method, optimizer = recipe.method, recipe.optimizer
+    assert (method.rho, method.beta, method.hidden, method.dim) == (8.0, 0.9, 4096, 256)
+    assert (method.ema_start, method.ema_end, method.symmetric, method.view_order) == (0.99, 1.0, False, "fixed")
+    assert (optimizer.name, optimizer.momentum, optimizer.trust_coefficient) == ("lars", 0.9, 1e-3)
+    assert (optimizer.weight_decay, optimizer.one_dimensional_lr_ratio) == (1.5e-6, 1.0)
+    assert (recipe.training.epochs, recipe.training.batch_size) == (1000, 4096)
+    assert recipe.backbone.weight_standardisation
+
+
+def test_plan_with_an_unscaled_rate_and_part_of_an_epoch_of_warmup():
+    overrides = {"optimizer.scale_lr": False, "optimizer.lr": 0.6, "optimizer.warmup_epochs": 0.5, "training.epochs": 4}
+    plan = Plan.of(load_recipe("imagenet/tico", overrides), 10)
+    assert (plan.steps, plan.warmup) == (40, 5)
+    assert plan.peak_lr == 0.6
+    assert plan.end_lr == pytest.approx(0.006, **near)
+    assert plan.lr(5) == pytest.approx(0.6, **near)
+
+
+def test_warmup_ends_before_a_short_run_does():
+    plan = Plan.of(load_recipe("imagenet/tico", {"training.epochs": 2}), 10)
+    assert plan.steps == 20
+    assert plan.warmup < 20
+    assert plan.lr(plan.warmup) == pytest.approx(3.2, **near)
+    assert plan.lr(20) == pytest.approx(0.032, **near)
+
+
+# Decay of the target
+
+
+def test_corners_of_the_decay():
+    assert cosine_ema_decay(0.0, 0.99, 1.0) == pytest.approx(0.99, **near)
+    assert cosine_ema_decay(0.25, 0.99, 1.0) == pytest.approx(1 - 0.005 * (1 + math.sqrt(0.5)), **near)
+    assert cosine_ema_decay(0.5, 0.99, 1.0) == pytest.approx(0.995, **near)
+    assert cosine_ema_decay(1.0, 0.99, 1.0) == 1.0
+    assert cosine_ema_decay(0.0, 0.99) == pytest.approx(0.99, **near)
+    assert cosine_ema_decay(1.0, 0.99) == 1.0
+    assert cosine_ema_decay(0.5, 0.9, 0.98) == pytest.approx(0.94, **near)
+    assert cosine_ema_decay(1.0, 0.9, 0.98) == pytest.approx(0.98, **near)
+
+
+@given(start=st.floats(0, 1), end=st.floats(0, 1))
+@some_examples
+def test_the_decay_is_monotone_between_its_ends(start, end):
+    values = [cosine_ema_decay(step / 40, start, end) for step in range(41)]
+    steps = [b - a for a, b in pairwise(values)]
+    sign = 1 if end >= start else -1
+    assert all(sign * step >= -1e-15 for step in steps)
+    assert values[0] == pytest.approx(start, **near)
+    assert values[-1] == pytest.approx(end, **near)
+    for step, value in enumerate(values):
+        assert value == pytest.approx(end - (end - start) * (math.cos(math.pi * step / 40) + 1) / 2, **near)
+
+
+@pytest.mark.parametrize("progress", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_the_decay_of_a_tensor_is_a_tensor(progress):
+    decay = cosine_ema_decay(torch.tensor(progress, dtype=torch.float64), 0.99)
+    assert isinstance(decay, torch.Tensor)
+    assert decay.item() == pytest.approx(cosine_ema_decay(progress, 0.99), **near)

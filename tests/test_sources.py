@@ -1,0 +1,566 @@
+"""Where pixels come from: folders, numpy archives and data sets, and what is said when they are not as they should be."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+from tico_ssl.data.decoding import SUFFIXES, decode
+from tico_ssl.data.sources import DataConfig, Source, from_arrays, from_dataset, open_source
+from tico_ssl.data.textures import CLASSES
+from tico_ssl.data.torchvision_sets import SETS
+from tico_ssl.errors import UserError
+
+
+def image(seed: int = 0, height: int = 12, width: int = 10, channels: int = 3) -> np.ndarray:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
+    return pixels[..., 0] if channels == 1 else pixels
+
+
+def write(path, seed: int = 0, **shape) -> np.ndarray:
+    """A lossless image file; returns its pixels."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = image(seed, **shape)
+    Image.fromarray(pixels).save(path)
+    return pixels
+
+
+def channels_first(pixels: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def source(path, split: str = "train", channels: int = 3, **settings) -> Source | None:
+    return open_source(DataConfig(source=str(path), **settings), split, channels)
+
+
+def error_of(path, *mentions: str, **settings) -> str:
+    """The one line that opening a path ends with."""
+    with pytest.raises(UserError) as caught:
+        source(path, **settings)
+    line = str(caught.value)
+    assert "\n" not in line
+    for text in mentions:
+        assert text in line
+    return line
+
+
+# ---------------------------------------------------------------------------------------------------- folders
+
+
+def test_a_flat_folder_has_no_labels(tmp_path):
+    expected = [channels_first(write(tmp_path / f"{number}.png", number)) for number in range(3)]
+    found = source(tmp_path)
+    assert len(found) == 3
+    assert found.labels is None
+    assert found.classes == ()
+    assert [found.names(i) for i in range(3)] == ["0.png", "1.png", "2.png"]
+    assert all(torch.equal(found.fetch(i), expected[i]) for i in range(3))
+    assert found.fetch(0).dtype == torch.uint8
+    assert source(tmp_path, "test") is None
+
+
+def test_class_folders_are_labels(tmp_path):
+    for name in ("dog", "cat", "ant"):
+        for number in range(2):
+            write(tmp_path / name / f"{number}.png")
+    found = source(tmp_path)
+    assert found.classes == ("ant", "cat", "dog")
+    assert found.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert [found.classes[label] for label in found.labels] == [found.names(i).split("/")[0] for i in range(6)]
+    assert source(tmp_path, "test") is None
+
+
+def test_the_class_is_the_topmost_folder(tmp_path):
+    for place in ("a/x/1.png", "a/y/deep/2.png", "b/3.png", "b/x/4.png"):
+        write(tmp_path / place)
+    found = source(tmp_path)
+    assert found.classes == ("a", "b")
+    assert found.labels.tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("test_name", ["test", "val", "valid", "validation"])
+def test_train_and_test_folders(tmp_path, test_name):
+    for split, count in (("train", 3), (test_name, 2)):
+        for name in ("a", "b"):
+            for number in range(count):
+                write(tmp_path / split / name / f"{number}.png")
+    train, test = source(tmp_path), source(tmp_path, "test")
+    assert (len(train), len(test)) == (6, 4)
+    assert train.classes == test.classes == ("a", "b")
+    assert train.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert test.labels.tolist() == [0, 0, 1, 1]
+
+
+def test_a_train_folder_alone_has_no_test_images(tmp_path):
+    write(tmp_path / "train" / "a" / "1.png")
+    write(tmp_path / "train" / "b" / "1.png")
+    assert source(tmp_path).classes == ("a", "b")
+    assert source(tmp_path, "test") is None
+
+
+def test_a_file_beside_class_folders_takes_the_labels_away(tmp_path):
+    for place in ("a/1.png", "b/2.png", "3.png"):
+        write(tmp_path / place)
+    found = source(tmp_path)
+    assert len(found) == 3
+    assert found.labels is None
+    assert found.classes == ()
+
+
+def test_one_class_folder_is_no_label(tmp_path):
+    write(tmp_path / "holiday" / "1.png")
+    write(tmp_path / "holiday" / "2.png")
+    found = source(tmp_path)
+    assert len(found) == 2
+    assert found.labels is None
+    assert found.classes == ()
+
+
+def test_hidden_and_other_files_are_passed_over(tmp_path):
+    write(tmp_path / "a" / "1.png")
+    write(tmp_path / "b" / "2.PNG")
+    write(tmp_path / ".thumbnails" / "3.png")
+    write(tmp_path / "a" / ".4.png")
+    (tmp_path / "readme.txt").write_text("not an image")
+    (tmp_path / "a" / "._1.png").write_bytes(b"\0\5\26\7")
+    found = source(tmp_path)
+    assert [found.names(i) for i in range(len(found))] == ["a/1.png", "b/2.PNG"]
+    assert found.classes == ("a", "b")
+
+
+def test_spaces_and_letters_of_other_languages_in_paths(tmp_path):
+    pixels = write(tmp_path / "fotos från Åre 日本" / "en bild ü.png")
+    found = source(tmp_path / "fotos från Åre 日本")
+    assert found.names(0) == "en bild ü.png"
+    assert torch.equal(found.fetch(0), channels_first(pixels))
+
+
+def test_images_of_different_sizes(tmp_path):
+    for number, (height, width) in enumerate([(8, 20), (30, 5)]):
+        write(tmp_path / f"{number}.png", height=height, width=width)
+    found = source(tmp_path)
+    assert [tuple(found.fetch(i).shape) for i in range(2)] == [(3, 8, 20), (3, 30, 5)]
+    assert found.images is None
+
+
+def test_the_order_does_not_depend_on_the_file_system(tmp_path):
+    for name in ("z", "m", "a", "k"):
+        write(tmp_path / f"{name}.png")
+    found = source(tmp_path)
+    assert [found.names(i) for i in range(4)] == ["a.png", "k.png", "m.png", "z.png"]
+
+
+def test_an_empty_folder_is_one_line(tmp_path):
+    error_of(tmp_path, str(tmp_path), "no images found", ".jpg")
+    (tmp_path / "readme.txt").write_text("still none")
+    error_of(tmp_path, "no images found")
+
+
+def test_a_path_that_does_not_exist_names_the_nearest(tmp_path):
+    error_of("cifar-10", "cifar-10", "did you mean 'cifar10'")
+    error_of("texture", "did you mean 'textures'")
+    error_of(tmp_path / "nowhere", str(tmp_path / "nowhere"))
+
+
+def test_a_text_file_is_no_data(tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    error_of(tmp_path / "notes.txt", "notes.txt", "folder", ".npz")
+
+
+# ---------------------------------------------------------------------------------------------------- decoding
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", "ppm"])
+def test_every_format_is_read(tmp_path, suffix):
+    assert f".{suffix}" in SUFFIXES
+    Image.new("RGB", (7, 5), (200, 100, 50)).save(tmp_path / f"x.{suffix}")
+    pixels = decode(tmp_path / f"x.{suffix}")
+    assert pixels.shape == (3, 5, 7)
+    assert (pixels.float().mean(dim=(1, 2)) - torch.tensor([200.0, 100.0, 50.0])).abs().max() < 6
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "1", "CMYK", "I;16"])
+def test_every_mode_becomes_three_channels(tmp_path, mode):
+    """Grey in the file is the same grey in all three channels; transparency is ignored."""
+    grey = np.tile(np.array([[0, 255]], dtype=np.uint8), (4, 3))
+    picture = Image.fromarray(grey.astype(np.uint16) * 257 if mode == "I;16" else grey)
+    if mode == "CMYK":
+        path = tmp_path / "x.tif"
+        picture.convert("RGB").convert(mode).save(path)
+    else:
+        path = tmp_path / "x.png"
+        (picture if mode == "I;16" else picture.convert("RGB").convert(mode)).save(path)
+    pixels = decode(path)
+    assert pixels.dtype == torch.uint8
+    assert torch.equal(pixels, torch.from_numpy(grey).expand(3, -1, -1))
+
+
+def test_sixteen_bits_are_scaled_to_eight(tmp_path):
+    """Not clipped: a picture of a microscope or a telescope would be white all over."""
+    ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    Image.fromarray(ramp).save(tmp_path / "x.png")
+    for channels in (1, 3):
+        pixels = decode(tmp_path / "x.png", channels).numpy()
+        assert np.abs(pixels.astype(int) - ramp // 257).max() <= 1
+
+
+def test_colours_keep_their_order(tmp_path):
+    Image.new("RGBA", (2, 2), (10, 20, 30, 40)).save(tmp_path / "x.png")
+    assert decode(tmp_path / "x.png")[:, 0, 0].tolist() == [10, 20, 30]
+
+
+def test_one_channel_is_the_luma(tmp_path):
+    Image.new("RGB", (3, 2), (255, 0, 0)).save(tmp_path / "x.png")
+    assert decode(tmp_path / "x.png", channels=1).tolist() == [[[76] * 3] * 2]
+
+
+def test_files_do_not_give_four_channels(tmp_path):
+    write(tmp_path / "x.png")
+    with pytest.raises(UserError, match="1 or 3 channels, not 4"):
+        decode(tmp_path / "x.png", channels=4)
+
+
+@pytest.mark.parametrize(
+    ("orientation", "turn"),
+    [(1, lambda x: x), (3, lambda x: np.rot90(x, 2)), (6, lambda x: np.rot90(x, -1)), (8, lambda x: np.rot90(x, 1))],
+)
+def test_images_are_turned_upright(tmp_path, orientation, turn):
+    pixels = image(height=4, width=6)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(pixels).save(tmp_path / "x.png", exif=exif)
+    assert torch.equal(decode(tmp_path / "x.png"), channels_first(np.ascontiguousarray(turn(pixels))))
+
+
+@pytest.mark.parametrize("contents", ["cut", "empty", "text"])
+def test_a_corrupt_image_is_named(tmp_path, contents):
+    path = tmp_path / "holiday 7.jpg"
+    Image.fromarray(image(height=64, width=64)).save(path)
+    whole = path.read_bytes()
+    path.write_bytes({"cut": whole[: len(whole) // 2], "empty": b"", "text": b"<html>404</html>"}[contents])
+    found = source(tmp_path)
+    with pytest.raises(UserError, match=r"holiday 7\.jpg: not a readable image") as caught:
+        found.fetch(0)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", sorted(SUFFIXES - {".pgm"}))
+def test_a_file_cut_anywhere_is_an_image_or_one_line(tmp_path, suffix):
+    path = tmp_path / f"x{suffix}"
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    options = {"exif": exif} if suffix in (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff") else {}
+    Image.fromarray(image(height=16, width=16)).save(path, **options)
+    whole = path.read_bytes()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's own, about what it could not read
+        for end in range(0, len(whole), max(1, len(whole) // 60)):
+            path.write_bytes(whole[:end])
+            try:
+                assert decode(path).shape == (3, 16, 16)
+            except UserError as error:
+                assert str(path) in str(error)
+
+
+# ---------------------------------------------------------------------------------------------------- numpy
+
+
+def stack(count: int = 6, height: int = 9, width: int = 8, channels: int = 3) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (count, height, width, channels), dtype=np.uint8)
+
+
+def test_images_and_labels(tmp_path):
+    images, labels = stack(), np.array([0, 1, 2, 0, 1, 2])
+    np.savez(tmp_path / "x.npz", images=images, labels=labels, classes=np.array(["a", "b", "c"]))
+    found = source(tmp_path / "x.npz")
+    assert torch.equal(found.images, torch.from_numpy(images).permute(0, 3, 1, 2))
+    assert torch.equal(found.fetch(2), found.images[2])
+    assert found.labels.tolist() == labels.tolist()
+    assert found.labels.dtype == torch.int64
+    assert found.classes == ("a", "b", "c")
+    assert source(tmp_path / "x.npz", "test") is None
+
+
+def test_train_and_test_arrays(tmp_path):
+    images = stack()
+    np.savez(
+        tmp_path / "x.npz",
+        x_train=images[:4],
+        y_train=np.arange(4).reshape(4, 1).astype(np.uint8),
+        x_test=images[4:],
+        y_test=np.array([3, 1]),
+    )
+    train, test = source(tmp_path / "x.npz"), source(tmp_path / "x.npz", "test")
+    assert torch.equal(torch.cat([train.images, test.images]), torch.from_numpy(images).permute(0, 3, 1, 2))
+    assert train.labels.tolist() == [0, 1, 2, 3]
+    assert test.labels.tolist() == [3, 1]
+
+
+def test_arrays_without_labels(tmp_path):
+    np.savez(tmp_path / "x.npz", x_train=stack())
+    np.save(tmp_path / "x.npy", stack())
+    for name in ("x.npz", "x.npy"):
+        found = source(tmp_path / name)
+        assert found.labels is None
+        assert torch.equal(found.images, torch.from_numpy(stack()).permute(0, 3, 1, 2))
+        assert source(tmp_path / name, "test") is None
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+@pytest.mark.parametrize(
+    ("layout", "channels"),
+    [
+        (lambda x: x, 3),  # channels last
+        (lambda x: x.transpose(0, 3, 1, 2), 3),  # channels first
+        (lambda x: x[..., 0], 1),  # no axis of channels
+        (lambda x: x[..., :1], 1),
+        (lambda x: x[..., :1].transpose(0, 3, 1, 2), 1),
+    ],
+)
+def test_channels_first_last_or_absent(tmp_path, layout, channels, suffix):
+    path = tmp_path / f"x.{suffix}"
+    images = layout(stack())
+    if suffix == "npy":
+        np.save(path, images)
+    else:
+        np.savez(path, images=images)
+    found = source(path, channels=channels)
+    assert torch.equal(found.images, torch.from_numpy(stack()[..., :channels]).permute(0, 3, 1, 2))
+
+
+def test_more_than_three_channels(tmp_path):
+    np.savez(tmp_path / "x.npz", images=stack(channels=5))
+    assert source(tmp_path / "x.npz", channels=5).images.shape == (6, 5, 9, 8)
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+@pytest.mark.parametrize("array", [np.zeros((4, 8, 8, 3), np.float32), np.zeros((4, 8), np.uint8)])
+def test_arrays_of_the_wrong_kind_are_one_line(tmp_path, array, suffix):
+    path = tmp_path / f"x.{suffix}"
+    if suffix == "npy":
+        np.save(path, array)
+    else:
+        np.savez(path, images=array)
+    error_of(path, str(path), "uint8", str(array.dtype), str(array.shape))
+
+
+def test_the_number_of_channels_must_be_the_backbones(tmp_path):
+    np.save(tmp_path / "x.npy", stack(channels=1))
+    error_of(tmp_path / "x.npy", "1 channels", "backbone.channels is 3")
+
+
+def test_wrong_keys_are_one_line_that_names_both(tmp_path):
+    np.savez(tmp_path / "x.npz", pictures=stack(), tags=np.arange(6))
+    error_of(tmp_path / "x.npz", "x_train", "images", "pictures", "tags")
+
+
+def test_labels_must_match_the_images(tmp_path):
+    np.savez(tmp_path / "x.npz", images=stack(), labels=np.arange(5))
+    error_of(tmp_path / "x.npz", "6 images", "5 labels")
+
+
+def test_an_archive_without_images_is_one_line(tmp_path):
+    np.savez(tmp_path / "x.npz", images=stack(count=0))
+    error_of(tmp_path / "x.npz", "no images found")
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+@pytest.mark.parametrize("damage", ["cut", "text", "empty", "object", "renamed", "header"])
+def test_damaged_archives_are_one_line(tmp_path, damage, suffix):
+    """Cut by a full disk, a saved error page, nothing at all, a pickle, or the other kind of file under this name."""
+    path = tmp_path / f"x.{suffix}"
+    writers = {"npy": np.save, "npz": lambda file, array: np.savez(file, images=array)}
+    with path.open("wb") as file:
+        writers[suffix](file, stack() if damage != "object" else np.array([{"a": 1}], dtype=object))
+    whole = path.read_bytes()
+    if damage == "cut":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif damage == "header":
+        path.write_bytes(whole[:7])
+    elif damage in ("text", "empty"):
+        path.write_text("<html>404</html>" if damage == "text" else "")
+    elif damage == "renamed":
+        with path.open("wb") as file:
+            writers["npz" if suffix == "npy" else "npy"](file, stack())
+    error_of(path, str(path))
+
+
+def test_labels_that_are_no_numbers_are_one_line(tmp_path):
+    np.savez(tmp_path / "x.npz", images=stack(), labels=np.array(list("abcabc")))
+    line = error_of(tmp_path / "x.npz", str(tmp_path / "x.npz"))
+    assert "labels" in line  # it is not the archive that is unreadable
+
+
+# ---------------------------------------------------------------------------------------------------- parts of a source
+
+
+def test_a_subset_keeps_everything_together(tmp_path):
+    for name in ("a", "b"):
+        for number in range(3):
+            write(tmp_path / name / f"{number}.png", seed=number + (10 if name == "b" else 0))
+    whole = source(tmp_path)
+    part = whole.subset(torch.tensor([4, 0]))
+    assert len(part) == 2
+    assert [part.names(i) for i in range(2)] == ["b/1.png", "a/0.png"]
+    assert part.labels.tolist() == [1, 0]
+    assert torch.equal(part.fetch(0), whole.fetch(4))
+    again = part.subset(torch.tensor([1]))
+    assert again.names(0) == "a/0.png"
+    assert torch.equal(again.fetch(0), whole.fetch(0))
+
+
+def test_a_limit_is_spread_evenly(tmp_path):
+    labels = np.repeat(np.arange(10), 30)
+    np.savez(tmp_path / "x.npz", images=np.zeros((300, 8, 8, 3), np.uint8), labels=labels)
+    found = source(tmp_path / "x.npz", limit=20)
+    assert len(found) == len(found.images) == 20
+    assert torch.bincount(found.labels).tolist() == [2] * 10
+    odd = source(tmp_path / "x.npz", limit=43)
+    assert len(odd) == 43
+    assert set(torch.bincount(odd.labels).tolist()) == {4, 5}
+
+
+def test_a_limit_takes_different_images(tmp_path):
+    whole = from_arrays("x", torch.arange(7, dtype=torch.uint8).view(7, 1, 1, 1), None)
+    for limit in range(1, 8):
+        taken = whole.limited(limit).images.flatten().tolist()
+        assert len(set(taken)) == limit
+        assert taken == sorted(taken)
+    assert whole.limited(None) is whole
+    assert whole.limited(8) is whole
+
+
+def test_a_limit_is_for_training_alone(tmp_path):
+    np.savez(tmp_path / "x.npz", x_train=stack(), x_test=stack())
+    assert len(source(tmp_path / "x.npz", limit=2)) == 2
+    assert len(source(tmp_path / "x.npz", "test", limit=2)) == 6
+
+
+def test_textures_have_both_splits_and_differ():
+    train = open_source(DataConfig(source="textures", image_size=16, limit=50))
+    test = open_source(DataConfig(source="textures", image_size=16, limit=50), "test")
+    assert train.images.shape == (50, 3, 16, 16)
+    assert train.classes == test.classes == CLASSES
+    assert not torch.equal(train.images, test.images[:50])
+
+
+# ---------------------------------------------------------------------------------------------------- data sets
+
+
+class Pictures(Dataset):
+    """As people write them: Pillow images and labels."""
+
+    classes = ("round", "square")
+
+    def __init__(self, targets=None) -> None:
+        if targets is not None:
+            self.targets = targets
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index):
+        return Image.fromarray(image(index)), index % 2
+
+
+class Arrays(Dataset):
+    """As torchvision holds small images: all of them in one array."""
+
+    def __init__(self, data, targets) -> None:
+        self.data, self.targets = data, targets
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index):
+        raise AssertionError("the array is at hand")
+
+
+def test_a_dataset_of_pictures():
+    found = from_dataset("mine", Pictures(targets=[0, 1, 0, 1]))
+    assert len(found) == 4
+    assert found.classes == ("round", "square")
+    assert found.labels.tolist() == [0, 1, 0, 1]
+    assert all(torch.equal(found.fetch(i), channels_first(image(i))) for i in range(4))
+    assert from_dataset("mine", Pictures(), channels=1).fetch(0).shape == (1, 12, 10)
+
+
+def test_a_dataset_that_does_not_list_its_labels_has_none():
+    assert from_dataset("mine", Pictures()).labels is None
+
+
+def test_a_dataset_of_images_alone():
+    class Bare(Pictures):
+        def __getitem__(self, index):
+            return Image.fromarray(image(index))
+
+    assert torch.equal(from_dataset("mine", Bare()).fetch(3), channels_first(image(3)))
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor])
+def test_a_dataset_of_arrays(kind):
+    found = from_dataset("mine", Arrays(kind(stack()), [3, 1, 2, 0, 1, 1]))
+    assert torch.equal(found.images, torch.from_numpy(stack()).permute(0, 3, 1, 2))
+    assert torch.equal(found.fetch(1), found.images[1])
+    assert found.labels.tolist() == [3, 1, 2, 0, 1, 1]
+
+
+def test_a_dataset_of_grey_arrays():
+    assert from_dataset("mine", Arrays(torch.from_numpy(stack()[..., 0]), torch.arange(6))).images.shape == (6, 1, 9, 8)
+
+
+def test_negative_labels_mean_none():
+    assert from_dataset("mine", Arrays(stack(), [0, 1, -1, -1, 0, 1])).labels is None
+
+
+@pytest.fixture
+def fake_cifar(tmp_path, monkeypatch):
+    """Six images in the layout of CIFAR-10, which has the same files with ten thousand in each."""
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    pixels = stack(12, 32, 32).transpose(0, 3, 1, 2)
+    for number, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+        rows = pixels[2 * number : 2 * number + 2].reshape(2, -1)
+        (folder / name).write_bytes(pickle.dumps({"data": rows, "labels": [number, number + 1]}))
+    names = [f"class {i}" for i in range(10)]
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": names}))
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    return tmp_path, torch.from_numpy(np.ascontiguousarray(pixels))
+
+
+def test_cifar10_by_name(fake_cifar):
+    root, pixels = fake_cifar
+    train = open_source(DataConfig(source="cifar10", root=str(root)))
+    test = open_source(DataConfig(source="cifar10", root=str(root)), "test")
+    assert torch.equal(train.images, pixels[:10])
+    assert torch.equal(test.images, pixels[10:])
+    assert train.labels.tolist() == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
+    assert train.classes == tuple(f"class {i}" for i in range(10))
+
+
+@pytest.mark.parametrize("name", sorted(SETS))
+def test_an_absent_data_set_says_how_to_get_it(name, tmp_path):
+    line = error_of(name, name, str(tmp_path), root=str(tmp_path))
+    assert ("data.download=true" in line) == (name != "imagenet")  # which cannot be fetched
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_download_that_fails_is_one_line(tmp_path, monkeypatch):
+    import urllib.error
+    import urllib.request
+
+    def refuse(*_, **__):
+        raise urllib.error.URLError("Network is unreachable")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    error_of("cifar10", "cifar10", root=str(tmp_path), download=True)
+
+
+def test_a_root_that_is_a_file_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    error_of("cifar10", "cifar10", root=str(tmp_path / "file"))
+    error_of("cifar10", "cifar10", root=str(tmp_path / "file"), download=True)
