@@ -131,7 +131,12 @@ def test_the_covariance_is_that_of_the_global_batch_on_every_rank(tmp_path):
 
 def test_the_same_command_under_torchrun(tmp_path, tiny):
     """The whole path - order, views, SyncBN, covariance, optimiser - in float64, and resumed by one process alone."""
-    tiny |= {"training.precision": "fp64", "optimizer.name": "lars", "optimizer.lr": 1.0, "optimizer.warmup_epochs": 0.0}
+    tiny |= {
+        "training.precision": "fp64",
+        "optimizer.name": "lars",
+        "optimizer.lr": 1.0,
+        "optimizer.warmup_epochs": 0.0,
+    }
     words = [f"{key}={value}" for key, value in tiny.items()]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
     command = [*launcher, "-m", "tico_ssl", "pretrain", "demo", *words, "--out", str(tmp_path / "two")]

@@ -52,7 +52,9 @@ def test_its_lars_is_the_package_s(example):
         assert torch.allclose(mine, theirs, atol=1e-14, rtol=0)
 
 
-def test_it_trains_and_saves_an_encoder_that_torchvision_loads(example, tmp_path, monkeypatch, folder_of_images, capsys):
+def test_it_trains_and_saves_an_encoder_that_torchvision_loads(
+    example, tmp_path, monkeypatch, folder_of_images, capsys
+):
     import torchvision
 
     monkeypatch.chdir(tmp_path)

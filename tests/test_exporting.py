@@ -118,7 +118,7 @@ def test_the_wrong_library_is_refused(tmp_path, name, format):
 
 
 def test_an_unknown_format_names_the_nearest(tmp_path):
-    with pytest.raises(UserError, match="'torchvison'.*did you mean 'torchvision'"):
+    with pytest.raises(UserError, match=r"'torchvison'.*did you mean 'torchvision'"):
         export(tmp_path, "torchvison", tmp_path / "b.pth")
     assert list(tmp_path.iterdir()) == []
 

@@ -93,7 +93,7 @@ def test_interruption_in_the_middle_of_an_epoch_resumes_in_the_middle(tmp_path, 
 
 def test_a_killed_process_resumes_to_the_bit(tmp_path, tiny):
     """SIGKILL leaves no time for anything: what is on disk must do."""
-    tiny |= {"training.epochs": 6, "data.limit": 320}
+    tiny |= {"training.epochs": 6, "data.limit": 320, "training.knn_every_epochs": 1}
     words = [f"{key}={value}" for key, value in tiny.items()]
     command = [sys.executable, "-m", "tico_ssl", "pretrain", "demo", *words, "--resume"]
     process = subprocess.Popen([*command, "--out", str(tmp_path / "killed")], stdout=subprocess.DEVNULL)
@@ -166,7 +166,7 @@ def test_it_learns_what_the_patterns_are(tmp_path):
 def test_an_existing_folder_is_refused_resumed_or_replaced(tmp_path, tiny):
     out = tmp_path / "run"
     pretrain("demo", out=out, overrides=tiny | {"training.epochs": 1})
-    with pytest.raises(UserError, match="--resume.*--overwrite"):
+    with pytest.raises(UserError, match=r"--resume.*--overwrite"):
         pretrain("demo", out=out, overrides=tiny | {"training.epochs": 1})
     with pytest.raises(UserError, match=r"training.epochs was 1, is 2"):
         pretrain("demo", out=out, overrides=tiny | {"training.epochs": 2}, resume=True)

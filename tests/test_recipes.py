@@ -171,7 +171,7 @@ def test_an_unknown_base_is_one_line():
 def test_a_base_that_leads_back_to_itself_is_one_line(tmp_path):
     (tmp_path / "a.yaml").write_text(f"base: {tmp_path / 'b.yaml'}\n")
     (tmp_path / "b.yaml").write_text(f"base: {tmp_path / 'a.yaml'}\n")
-    assert "base" in error_of(tmp_path / "a.yaml")
+    assert "base" in error_of(tmp_path / "a.yaml").replace(str(tmp_path), "")
 
 
 # ---------------------------------------------------------------------------------------------------- overrides

@@ -303,8 +303,10 @@ def test_processes_that_share_a_batch_have_its_loss_and_gradient(seed, rho, beta
     gradients = [gradient_of(lambda z, other=other: of_process(z, other).loss, part) for part, other in parts]
     for name in ("loss", "invariance", "contrast"):
         assert_close(torch.stack([getattr(result, name) for result in results]).mean(), getattr(whole, name))
-    for result in results:
+    for result, (part, _) in zip(results, parts):
         assert_close(result.covariance, whole.covariance)
+        own = F.normalize(part, dim=1)
+        assert_close(result.contrast, rho * sum(z @ whole.covariance @ z for z in own) / 2)
     assert_close(torch.cat(gradients) / 3, whole_gradient)
 
 

@@ -339,7 +339,7 @@ def test_packaged_policies_are_valid():
 
 
 def test_an_unknown_policy_names_the_nearest():
-    with pytest.raises(UserError, match="'byoll'.*did you mean 'byol'"):
+    with pytest.raises(UserError, match=r"'byoll'.*did you mean 'byol'"):
         named_policy("byoll")
 
 

@@ -3,6 +3,8 @@
 import json
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -60,9 +62,12 @@ class Monitor:
         """A line for the user and for train.log."""
         note(self.run.folder, text)
 
-    def pause(self, seconds: float) -> None:
-        """Time that was not spent on training steps, left out of images per second."""
-        self._paused += seconds
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Time that is not spent on training steps, left out of images per second."""
+        before = time.perf_counter()
+        yield
+        self._paused += time.perf_counter() - before
 
     def log(self, step: int, epoch: float, values: dict[str, float], method: Method, after_warmup: bool) -> None:
         """Record the values of a log step, look for trouble, and show them."""

@@ -21,7 +21,6 @@ class OnlineKnn:
 
     bank: Source
     queries: Source
-    every: int
     device: torch.device
 
     @classmethod
@@ -34,11 +33,7 @@ class OnlineKnn:
         if test is None or test.labels is None:
             return None
         bank = source.limited(settings.knn_images)
-        return cls(bank, test.limited(settings.knn_images), settings.knn_every_epochs, device)
-
-    def due(self, epoch: int, last: bool) -> bool:
-        """Every so many epochs, and after the last."""
-        return last or epoch % self.every == 0
+        return cls(bank, test.limited(settings.knn_images), device)
 
     def measure(self, backbone: nn.Module) -> dict[str, float]:
         """Accuracy in per cent, for the metrics."""

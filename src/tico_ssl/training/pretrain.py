@@ -1,6 +1,5 @@
 """The loop: images, views, loss, gradient, step, target. One function, from top to bottom."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,21 +96,20 @@ def train(recipe: Recipe[Any], run: Run, device: torch.device) -> None:
             extra = method.after_step(step / plan.steps) | {"lr": lr}
 
             done = step + 1
-            epoch, epoch_ended = done / plan.steps_per_epoch, done % plan.steps_per_epoch == 0
-            at_log_step = done % settings.log_every_steps == 0 or epoch_ended
+            epoch, in_epoch = divmod(done, plan.steps_per_epoch)
+            at_log_step = done % settings.log_every_steps == 0 or in_epoch == 0
             if at_log_step:
-                monitor.log(done, epoch, measure(output, method, extra), method, step >= plan.warmup)
+                values = measure(output, method, extra)
+                monitor.log(done, done / plan.steps_per_epoch, values, method, step >= plan.warmup)
             stopping = stop.agreed(at_log_step) and done < plan.steps
-            if stopping or (epoch_ended and (int(epoch) % settings.checkpoint_every_epochs == 0 or done == plan.steps)):
-                before = time.perf_counter()
-                save(run, done, method, optimizer, output, monitor)
-                monitor.pause(time.perf_counter() - before)
-            if epoch_ended:
-                before = time.perf_counter()
-                if knn is not None and knn.due(int(epoch), done == plan.steps):
-                    monitor.write({"step": done, "epoch": epoch, **knn.measure(method.backbone)})
-                monitor.epoch_ended(int(epoch), settings.epochs)
-                monitor.pause(time.perf_counter() - before)
+            with monitor.pause():  # what follows is not training time
+                if in_epoch == 0:
+                    if knn is not None and plan.due(done, settings.knn_every_epochs):
+                        monitor.write({"step": done, "epoch": epoch, **knn.measure(method.backbone)})
+                    monitor.epoch_ended(epoch, settings.epochs)
+                # Last, so that a checkpoint never runs ahead of the metrics.
+                if stopping or plan.due(done, settings.checkpoint_every_epochs):
+                    save(run, done, method, optimizer, output, monitor)
             if stopping:
                 raise Interrupted(f"stopped after step {done} of {plan.steps}; continue with --resume")
         monitor.note(f"trained in {monitor.seconds:,.0f} s")
@@ -134,6 +132,10 @@ class Plan:
         peak = scaled_lr(optimizer.lr, recipe.training.batch_size) if optimizer.scale_lr else optimizer.lr
         warmup = min(round(optimizer.warmup_epochs * steps_per_epoch), steps - 1)
         return cls(steps_per_epoch, steps, warmup, peak, peak * optimizer.end_lr_ratio)
+
+    def due(self, done: int, every_epochs: int) -> bool:
+        """Whether something that happens every so many epochs, and after the last, happens after this many steps."""
+        return done == self.steps or done % (self.steps_per_epoch * every_epochs) == 0
 
     def lr(self, step: int) -> float:
         """Of one step."""
