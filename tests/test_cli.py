@@ -86,7 +86,7 @@ def run(here, images):
     """A run folder as training leaves it, without the training."""
     changes = {"data.source": images, "data.image_size": 16, "backbone.name": "tico/resnet10-w2"}
     recipe = load_recipe("demo", changes)
-    create_run(here / "run", recipe, resume=False, overwrite=False)
+    create_run(here / "run", recipe, overwrite=False)
     torch.manual_seed(0)
     backbone = build_backbone(BackboneConfig(name="tico/resnet10-w2"), 16)
     save_backbone(backbone, here / "run" / "checkpoints" / "backbone.safetensors")

@@ -30,7 +30,7 @@ def test_its_loss_and_gradient_are_the_package_s(example):
         covariance = terms.covariance
         loss.backward()
         terms.loss.backward()
-        assert float(loss) == pytest.approx(float(terms.loss), abs=1e-14)
+        assert loss.item() == pytest.approx(terms.loss.item(), abs=1e-14)
         assert torch.allclose(a.grad, b.grad, atol=1e-14, rtol=0)
         assert torch.allclose(mine, covariance, atol=1e-15, rtol=0)
 

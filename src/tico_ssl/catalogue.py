@@ -11,6 +11,8 @@ from tico_ssl.errors import UserError, suggestion
 
 KINDS = {"methods": "method", "evaluations": "evaluation", "exporting": "export format"}
 
+PARTS = {"methods": ("Config", "build"), "evaluations": ("Config", "run"), "exporting": ("write",)}
+
 
 def entries(kind: str) -> list[str]:
     """The names that `tico list` shows: file names, with hyphens for underscores."""
@@ -24,9 +26,13 @@ def load(kind: str, name: str) -> ModuleType:
         return importlib.import_module(f"tico_ssl.{kind}.{name.replace('-', '_')}")
     if "." in name:
         try:
-            return importlib.import_module(name)
-        except ImportError as error:
+            module = importlib.import_module(name)
+        except (ImportError, TypeError, ValueError, SyntaxError) as error:
             raise UserError(f"{KINDS[kind]} '{name}' cannot be imported: {error}") from error
+        for part in PARTS[kind]:
+            if not hasattr(module, part):
+                raise UserError(f"'{name}' is no {KINDS[kind]}: it has no '{part}'")
+        return module
     raise UserError(f"no {KINDS[kind]} is called '{name}'{suggestion(name, entries(kind))}")
 
 

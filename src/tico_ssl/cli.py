@@ -154,3 +154,6 @@ def main() -> None:
         sys.exit(2)
     except BrokenPipeError:  # `tico list | head`
         sys.stderr.close()
+    except OSError as error:  # a full disk, a folder that may not be written
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)

@@ -68,10 +68,19 @@ class Recipe(Section, Generic[M]):
     def _channels(self) -> "Recipe[M]":
         for name in ("mean", "std"):
             values = getattr(self.data, name)
-            if len(values) not in (1, self.backbone.channels):
+            if len(values) != self.backbone.channels:
                 raise ValueError(f"data.{name} has {len(values)} values for backbone.channels {self.backbone.channels}")
         if any(value <= 0 for value in self.data.std):
             raise ValueError("data.std must be positive")
+        return self
+
+    @model_validator(mode="after")
+    def _enough_views(self) -> "Recipe[M]":
+        views = sum(policy.count for policy in self.views)
+        if views < self.method.minimum_views:
+            raise ValueError(
+                f"method {self.method.name} needs {self.method.minimum_views} views, 'views' makes {views}"
+            )
         return self
 
 
@@ -130,7 +139,7 @@ def parse_yaml(text: str, where: str) -> Any:
         raise UserError(f"{where}: not valid YAML{place}: {getattr(error, 'problem', error)}") from error
 
 
-def _raw(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def _raw(source: str | Path | Mapping[str, Any], above: tuple[str, ...] = ()) -> tuple[dict[str, Any], str]:
     """The values of a recipe with those of its base below them."""
     if isinstance(source, Mapping):
         values, where = _deep_copy(dict(source)), "recipe"
@@ -140,7 +149,9 @@ def _raw(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         if not isinstance(values, dict):
             raise UserError(f"{where}: a recipe is a mapping of sections")
     base = values.pop("base", None)
-    return (_merged(_raw(base)[0], values) if base else values), where
+    if str(base) in above:
+        raise UserError(f"{where}: its base leads back to itself ({' -> '.join((*above, str(base)))})")
+    return (_merged(_raw(base, (*above, str(base)))[0], values) if base else values), where
 
 
 def _text(name: str) -> tuple[str, str]:
@@ -148,7 +159,10 @@ def _text(name: str) -> tuple[str, str]:
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise UserError(f"there is no recipe file {name}")
-        return path.read_text(encoding="utf-8"), name
+        try:
+            return path.read_text(encoding="utf-8"), name
+        except UnicodeDecodeError as error:
+            raise UserError(f"{name}: not a text in UTF-8 ({error})") from error
     if name not in packaged_recipes():
         raise UserError(f"no recipe is called '{name}'{suggestion(name, packaged_recipes())}")
     return (resources.files("tico_ssl") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8"), f"recipe {name}"

@@ -11,7 +11,10 @@ from tico_ssl.errors import UserError
 def choose_device() -> torch.device:
     """The GPU of this process if there is one, else the CPU. TICO_DEVICE overrides."""
     if name := os.environ.get("TICO_DEVICE"):
-        return torch.device(name)
+        try:
+            return torch.empty(0, device=name).device
+        except (RuntimeError, AssertionError) as error:
+            raise UserError(f"TICO_DEVICE={name}: {str(error).splitlines()[0]}") from error
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)

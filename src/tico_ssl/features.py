@@ -57,7 +57,7 @@ def pixels(source: Source) -> Tensor:
 
 def embed(run: str | Path, data: str | None = None, out: str | Path = "features.npz") -> Path:
     """Features of all images of a source with their names (and labels), as .npz, .csv or .parquet."""
-    out = Path(out)
+    out = Path(out).expanduser()
     if out.suffix not in WRITERS:
         raise UserError(f"{out}: features are written as {', '.join(sorted(WRITERS))}")
     backbone = load_backbone(run)
@@ -73,7 +73,7 @@ def embed(run: str | Path, data: str | None = None, out: str | Path = "features.
 
 def data_config(run: str | Path, data: str | None) -> DataConfig:
     """The data of a run, or other images in the run's size."""
-    if Path(run).is_dir():
+    if Path(run).expanduser().is_dir():
         config = open_run(run).recipe().data
         return config if data is None else config.model_copy(update={"source": data, "limit": None})
     backbone = load_backbone(run)

@@ -50,6 +50,8 @@ def print_catalogue(what: str, search: str = "") -> None:
             console.print("  more than a thousand: tico list backbones [TEXT]")
             continue
         entries = [(name, text) for name, text in CATALOGUES[kind]() if search in name]
+        if not entries:
+            raise UserError(f"none of the {kind} has '{search}' in its name")
         width = max((len(name) for name, _ in entries), default=0)
         for name, text in entries:
             console.print(f"  {name:<{width}}  {text}".rstrip(), markup=False)
@@ -72,7 +74,7 @@ def _lines(section: Section, depth: int) -> list[str]:
             lines += ["", f"{indent}# {(type(value[0]).__doc__ or '').splitlines()[0]}", f"{indent}{name}:"]
             lines += [line for item in value for line in _item(item, depth)]
         else:
-            text = f"{indent}{name}: {json.dumps(_plain(value))}"
+            text = f"{indent}{name}: {json.dumps(_plain(value), ensure_ascii=False)}"
             lines.append(f"{text:<44}  # {about}" if about else text)
     return lines
 

@@ -74,24 +74,33 @@ def open_run(folder: str | Path) -> Run:
     return run
 
 
-def create_run(folder: Path, recipe: Recipe[Any], resume: bool, overwrite: bool) -> Run:
-    """The folder of a run that begins, or that goes on if `resume` and there is something to go on with."""
+def admit(folder: Path, recipe: Recipe[Any], resume: bool, overwrite: bool) -> None:
+    """Refuse a folder that must not be written to, before anything else is done."""
+    if not folder.is_dir() and any(place.is_file() for place in (folder, *folder.parents)):
+        raise UserError(f"{folder} cannot be a folder: there is a file of that name")
+    if not folder.exists() or not any(folder.iterdir()):
+        return
     run = Run(folder)
     if resume and run.recipe_file.is_file():
         _require_same(run.recipe(), recipe, folder)
-        return run
-    if folder.exists() and any(folder.iterdir()):
-        if not overwrite:
-            raise UserError(
-                f"{folder} exists: continue it with --resume, replace it with --overwrite, or choose another --out"
-            )
-        if not run.recipe_file.is_file():
-            raise UserError(f"{folder} is not a run folder (it has no recipe.yaml), so --overwrite leaves it alone")
+    elif not overwrite:
+        raise UserError(
+            f"{folder} exists: continue it with --resume, replace it with --overwrite, or choose another --out"
+        )
+    elif not run.recipe_file.is_file():
+        raise UserError(f"{folder} is not a run folder (it has no recipe.yaml), so --overwrite leaves it alone")
+
+
+def create_run(folder: Path, recipe: Recipe[Any], overwrite: bool) -> None:
+    """The folder of a run that begins; one that goes on is left as it is."""
+    run = Run(folder)
+    if overwrite and run.recipe_file.is_file():
         shutil.rmtree(folder)
+    if run.recipe_file.is_file():
+        return
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     (folder / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n")
     write_atomically(run.recipe_file, dump_recipe(recipe))
-    return run
 
 
 def _require_same(old: Recipe[Any], new: Recipe[Any], folder: Path) -> None:

@@ -1,6 +1,6 @@
 """The base of every part of a recipe: strict, frozen, documented by the strings under its fields."""
 
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -11,12 +11,19 @@ class Section(BaseModel):
     """A part of a recipe. Unknown keys and wrong types are errors; values do not change once read."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, validate_default=True, use_attribute_docstrings=True
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        validate_default=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
     )
 
 
 class MethodConfig(Section):
     """What every method's settings begin with."""
+
+    minimum_views: ClassVar[int] = 2
 
     name: str
     """File name under methods/, or a dotted import path."""

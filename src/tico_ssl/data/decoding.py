@@ -25,5 +25,7 @@ def pixels(image: Image.Image, channels: int = 3) -> Tensor:
     """A Pillow image as uint8 (channels, height, width)."""
     if channels not in (1, 3):
         raise UserError(f"image files give 1 or 3 channels, not {channels}; use a numpy archive")
+    if image.mode.startswith("I;16") or image.mode == "I":  # which Pillow would clip, not scale
+        image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
     array = np.array(image.convert("RGB" if channels == 3 else "L"))
     return torch.from_numpy(array if channels == 3 else array[..., None]).permute(2, 0, 1).contiguous()

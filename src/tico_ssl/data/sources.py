@@ -5,6 +5,8 @@ are all of one size also hold them as one tensor, which the loader can keep on t
 """
 
 import os
+import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,6 +102,8 @@ def open_source(config: DataConfig, split: Split = "train", channels: int = 3) -
 
 def _open(config: DataConfig, split: Split, channels: int) -> Source | None:
     name, path = config.source, Path(config.source).expanduser()
+    if not name.strip():
+        raise UserError("data.source is empty")
     if name == "textures":
         count = config.limit if split == "train" and config.limit else TEXTURE_COUNTS[split]
         images, labels = draw_textures(count, config.image_size, seed=0 if split == "train" else 1)
@@ -123,14 +127,15 @@ def from_arrays(name: str, images: Tensor, labels: Tensor | None, classes: tuple
 
 def from_numpy(path: Path, split: Split) -> Source | None:
     """`.npy`: images. `.npz`: x_train/y_train/x_test/y_test, or images/labels. Channels first, last or absent."""
-    if path.suffix == ".npy":
-        return (
-            from_arrays(path.name, _channels_first(np.load(path, allow_pickle=False), path), None)
-            if split == "train"
-            else None
-        )
+    if path.suffix == ".npy" and split == "test":
+        return None
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray) != (path.suffix == ".npy"):
+            raise UserError(f"{path}: the contents are those of the other kind of numpy file (.npy, .npz)")
+        if isinstance(loaded, np.ndarray):
+            return from_arrays(path.name, _channels_first(loaded, path), None)
+        with loaded as archive:
             pairs = [(f"x_{split}", f"y_{split}")] + ([("images", "labels")] if split == "train" else [])
             found = next((pair for pair in pairs if pair[0] in archive), None)
             if found is None:
@@ -140,15 +145,21 @@ def from_numpy(path: Path, split: Split) -> Source | None:
                     f"{path}: needs arrays x_train (and y_train) or images (and labels), has {archive.files}"
                 )
             images = _channels_first(archive[found[0]], path)
-            labels = torch.from_numpy(archive[found[1]].astype(np.int64).ravel()) if found[1] in archive else None
+            labels = _numbers(archive[found[1]], found[1], path) if found[1] in archive else None
             classes = tuple(str(name) for name in archive["classes"]) if "classes" in archive else ()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path}: not a readable numpy archive ({error})") from error
     if labels is not None and len(labels) != len(images):
         raise UserError(f"{path}: {len(images)} images but {len(labels)} labels")
     return from_arrays(path.name, images, labels, classes)
+
+
+def _numbers(labels: np.ndarray, name: str, path: Path) -> Tensor:
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(f"{path}: {name} (labels) must be whole numbers, got {labels.dtype}")
+    return torch.from_numpy(labels.astype(np.int64).ravel())
 
 
 def _channels_first(array: np.ndarray, path: Path) -> Tensor:
@@ -163,17 +174,9 @@ def _channels_first(array: np.ndarray, path: Path) -> Tensor:
 
 def from_folder(root: Path, split: Split, channels: int = 3) -> Source | None:
     """Image files at any depth. Labels exist when every file lies in one of two or more class folders."""
-    splits = {
-        kind: next((root / n for n in names if (root / n).is_dir()), None) for kind, names in SPLIT_FOLDERS.items()
-    }
-    if splits["train"] is not None:
-        folder = splits[split]
-        if folder is None:
-            return None
-    elif split == "test":
+    folder = _split_folder(root, split)
+    if folder is None:
         return None
-    else:
-        folder = root
     files = sorted(_image_files(folder))
     relative = [Path(file).relative_to(folder).parts for file in files]
     labels, classes = None, tuple(sorted({parts[0] for parts in relative if len(parts) > 1}))
@@ -189,6 +192,15 @@ def from_folder(root: Path, split: Split, channels: int = 3) -> Source | None:
         classes=classes if labels is not None else (),
         names=lambda i: str(Path(str(paths[i])).relative_to(folder)),
     )
+
+
+def _split_folder(root: Path, split: Split) -> Path | None:
+    """root/train and root/test (or val, ...), if splits are all that root holds; else the whole is for training."""
+    inside = {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")}
+    names = {name for kind in SPLIT_FOLDERS.values() for name in kind}
+    if "train" not in inside or not inside <= names:  # a class may be called train
+        return root if split == "train" else None
+    return next((root / name for name in SPLIT_FOLDERS[split] if name in inside), None)
 
 
 def _image_files(folder: Path) -> list[str]:

@@ -36,7 +36,7 @@ def open_torchvision(name: str, split: str, root: str, download: bool) -> "Datas
         arguments["download"] = download
     try:
         return kind(root, **arguments)
-    except (RuntimeError, FileNotFoundError) as error:
+    except (RuntimeError, OSError) as error:
         hint = "" if download or name == "imagenet" else "; fetch it with data.download=true"
         raise UserError(
             f"data set '{name}' is not complete under '{root}'{hint} ({str(error).splitlines()[0]})"

@@ -119,8 +119,8 @@ def evaluate_with(
     module = catalogue.load("evaluations", protocol)
     config = validate(module.Config, dict(overrides or {}), f"evaluation {protocol}")
     result: Result = module.run(context, config)
-    if Path(run).is_dir():
-        append_json_line(Run(Path(run)).results_file, asdict(result))
+    if (folder := Path(run).expanduser()).is_dir():
+        append_json_line(Run(folder).results_file, asdict(result))
     return result
 
 
@@ -129,7 +129,7 @@ def open_context(run: str | Path, data: str | None = None) -> Context:
     file = backbone_file(run)
     trained = load_backbone(run)
     config = data_config(run, data)
-    seed = open_run(run).recipe().training.seed if Path(run).is_dir() else 0
+    seed = open_run(run).recipe().training.seed if Path(run).expanduser().is_dir() else 0
     train, test, how = labelled_splits(config, trained.config.channels, seed)
     device = choose_device()
     backbones = {"trained": trained, "untrained": untrained_twin(trained, train, seed, device)}

@@ -23,9 +23,10 @@ def export(run: str | Path, format: str, out: str | Path) -> Path:
 def export_with_snippet(run: str | Path, format: str, out: str | Path) -> str:
     """The same, returning how to use the file."""
     module = catalogue.load("exporting", format)
-    path = Path(out)
+    path = Path(out).expanduser()
+    backbone = load_backbone(run)
     path.parent.mkdir(parents=True, exist_ok=True)
-    return module.write(load_backbone(run), path)
+    return module.write(backbone, path)
 
 
 def write_state_dict(backbone: Backbone, out: Path, library: str, setup: list[str], strict: bool) -> str:
@@ -34,12 +35,14 @@ def write_state_dict(backbone: Backbone, out: Path, library: str, setup: list[st
         raise UserError(f"the backbone is '{backbone.config.name}', not one of {library}'s")
     torch.save(plain_state(backbone), out)
     lines = list(setup)
-    if isinstance(getattr(backbone.network, "maxpool", None), nn.Identity):
-        first = backbone.network.get_submodule("conv1")
-        shape = f"{first.in_channels}, {first.out_channels}, 3, 1, 1"
-        lines += [
-            f"model.conv1 = torch.nn.Conv2d({shape}, bias=False)  # the stem for small images",
-            "model.maxpool = torch.nn.Identity()",
-        ]
+    small = isinstance(getattr(backbone.network, "maxpool", None), nn.Identity)
+    if small or (library == "torchvision" and backbone.config.channels != 3):
+        name, first = next((n, m) for n, m in backbone.network.named_modules() if isinstance(m, nn.Conv2d))
+        sizes = (first.in_channels, first.out_channels, first.kernel_size, first.stride, first.padding)
+        place = "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in name.split("."))
+        written = f"{', '.join(map(str, sizes))}, bias={first.bias is not None}"
+        lines.append(f"model{place} = torch.nn.Conv2d({written})  # the stem as trained")
+    if small:
+        lines.append("model.maxpool = torch.nn.Identity()")
     loose = "" if strict else ", strict=False)  # all but the classifier"
     return "\n".join([*lines, f"model.load_state_dict(torch.load({str(out)!r}){loose or ')'}"])

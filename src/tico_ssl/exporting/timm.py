@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from tico_ssl.exporting import write_state_dict
-from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.backbones import Backbone, timm_arguments
 
 
 def write(backbone: Backbone, out: Path) -> str:
     """The whole model without its classifier."""
     model = backbone.config.name.partition("/")[2]
-    arguments = "".join(f", {key}={value!r}" for key, value in backbone.config.arguments.items())
-    channels = "" if backbone.config.channels == 3 else f", in_chans={backbone.config.channels}"
-    setup = ["import timm, torch", f"model = timm.create_model({model!r}, num_classes=0{channels}{arguments})"]
+    arguments = timm_arguments(model, backbone.config, backbone.image_size)
+    written = "".join(f", {key}={value!r}" for key, value in arguments.items())
+    setup = ["import timm, torch", f"model = timm.create_model({model!r}{written})"]
     return write_state_dict(backbone, out, "timm", setup, strict=True)

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 from tico_ssl.exporting import write_state_dict
-from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.backbones import Backbone, torchvision_arguments
 
 
 def write(backbone: Backbone, out: Path) -> str:
     """Everything but the classifier, which was never trained."""
     model = backbone.config.name.partition("/")[2]
-    setup = ["import torch, torchvision", f"model = torchvision.models.{model}()"]
+    arguments = torchvision_arguments(model, backbone.config, backbone.image_size)
+    written = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+    setup = ["import torch, torchvision", f"model = torchvision.models.{model}({written})"]
     return write_state_dict(backbone, out, "torchvision", setup, strict=False)

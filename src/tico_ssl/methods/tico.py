@@ -14,6 +14,7 @@ quadratic in z1, the gradient with B live is that of B held constant and counted
 and under several processes only the d x d matrix B is averaged, never a gather of embeddings.
 """
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Literal, NamedTuple
 
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from tico_ssl import distributed
 from tico_ssl.contracts import Batch, StepOutput
+from tico_ssl.errors import UserError
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.projector import projector
 from tico_ssl.networks.target import target_of, update_target
@@ -58,6 +60,7 @@ def tico_loss(
     `detach` chooses the reading of the gradient, `source` whose embeddings make the covariance. `average` takes the
     mean of a matrix over processes. `check_finite` makes a GPU wait: turn it off inside a training step.
     """
+    _check_settings(rho, beta, source)
     _check_shapes(online, target, covariance)
     if check_finite and not (online.isfinite().all() and target.isfinite().all()):
         raise ValueError("TiCo: the embeddings contain NaN or infinity")
@@ -79,6 +82,15 @@ def tico_loss(
         invariance = 1 - (z_1 * z_2).sum(dim=1).mean()
         contrast = rho * pairs
     return TiCoTerms(invariance + contrast, invariance, contrast, updated.to(covariance.dtype))
+
+
+def _check_settings(rho: float, beta: float, source: str) -> None:
+    if not 0 <= rho < math.inf:
+        raise ValueError(f"TiCo: rho must not be negative, got {rho}")
+    if not 0 <= beta < 1:
+        raise ValueError(f"TiCo: beta must be in [0, 1), got {beta}")
+    if source not in ("online", "target"):
+        raise ValueError(f"TiCo: source must be 'online' or 'target', got {source!r}")
 
 
 def _check_shapes(online: Tensor, target: Tensor, covariance: Tensor) -> None:
@@ -110,13 +122,8 @@ class TiCoLoss(nn.Module):
     ) -> None:
         super().__init__()
         if dim < 1:
-            raise ValueError(f"TiCoLoss: dim must be positive, got {dim}")
-        if rho < 0:
-            raise ValueError(f"TiCoLoss: rho must not be negative, got {rho}")
-        if not 0 <= beta < 1:
-            raise ValueError(f"TiCoLoss: beta must be in [0, 1), got {beta}")
-        if source not in ("online", "target"):
-            raise ValueError(f"TiCoLoss: source must be 'online' or 'target', got {source!r}")
+            raise ValueError(f"TiCo: dim must be positive, got {dim}")
+        _check_settings(rho, beta, source)
         self.rho, self.beta, self.detach, self.source = rho, beta, detach, source
         self.check_finite = check_finite
         self.register_buffer("covariance", torch.zeros(dim, dim))
@@ -218,7 +225,7 @@ class TiCo(nn.Module):
         if self.config.view_order == "fixed":
             return view_1, view_2
         if view_1.shape != view_2.shape:
-            raise ValueError(f"view_order={self.config.view_order} needs two views of one size")
+            raise UserError(f"method.view_order={self.config.view_order} needs two views of one size")
         if self.config.view_order == "swapped":
             return view_2, view_1
         even = self.steps % 2 == 0
@@ -237,7 +244,7 @@ class TiCo(nn.Module):
         trace = covariance.trace().clamp_min(1e-12)  # 1 - beta^t: the ramp of the first steps is divided out
         return {
             "participation_ratio": trace.square() / covariance.square().sum().clamp_min(1e-24),
-            "largest_eigenvalue": torch.linalg.eigvalsh(covariance.float())[-1] / trace,
+            "largest_eigenvalue": torch.linalg.eigvalsh(covariance)[-1] / trace,
         }
 
     def collapsed_loss(self) -> float:

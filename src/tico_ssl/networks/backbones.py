@@ -85,8 +85,7 @@ def build_backbone(
         )
     network = LIBRARIES[library](model, config, image_size)
     _adapt_stem(network, config, image_size)
-    if config.zero_gamma:
-        zero_last_gamma(network)
+    scale_last_gamma(network, 0.0 if config.zero_gamma else 1.0)  # timm's own default is zero
     if config.weight_standardisation:
         weight_standardisation.apply(network)
     return Backbone(network, config, image_size, mean, std)
@@ -105,22 +104,34 @@ def _from_torchvision(model: str, config: BackboneConfig, image_size: int) -> nn
     known = torchvision.models.list_models(module=torchvision.models)
     if model not in known:
         raise UserError(f"backbone.name: torchvision has no model '{model}'{_near(model, known)}")
-    arguments = dict(config.arguments)
-    if model.startswith("vit_"):
-        arguments.setdefault("image_size", image_size)
+    arguments = torchvision_arguments(model, config, image_size)
     network = _construct(lambda: torchvision.models.get_model(model, weights=None, **arguments), config)
     _remove_classifier(network)
     _set_input_channels(network, config.channels)
     return network
 
 
+def torchvision_arguments(model: str, config: BackboneConfig, image_size: int) -> dict[str, Any]:
+    """What the constructor is called with, here and in the lines that an export prints."""
+    fixed: dict[str, Any] = {"image_size": image_size} if model.startswith("vit_") else {}
+    if model in ("googlenet", "inception_v3"):
+        fixed = {"aux_logits": False, "init_weights": True}  # side classifiers make training return a tuple
+    return fixed | config.arguments
+
+
+def timm_arguments(model: str, config: BackboneConfig, image_size: int) -> dict[str, Any]:
+    """The same for timm."""
+    fixed: dict[str, Any] = {"num_classes": 0, "in_chans": config.channels}
+    if timm.models.is_model(model) and _takes_image_size(model):
+        fixed["img_size"] = image_size
+    return fixed | config.arguments
+
+
 def _from_timm(model: str, config: BackboneConfig, image_size: int) -> nn.Module:
     known = timm.list_models()
     if model.split(".")[0] not in known:
         raise UserError(f"backbone.name: timm has no model '{model}'{_near(model, known)}")
-    arguments = {"num_classes": 0, "in_chans": config.channels} | config.arguments
-    if "img_size" not in arguments and timm.models.is_model(model) and _takes_image_size(model):
-        arguments["img_size"] = image_size
+    arguments = timm_arguments(model, config, image_size)
     return _construct(lambda: timm.create_model(model, pretrained=False, **arguments), config)
 
 
@@ -240,8 +251,8 @@ def _adapt_stem(network: nn.Module, config: BackboneConfig, image_size: int) -> 
         network.maxpool = nn.Identity()
 
 
-def zero_last_gamma(network: nn.Module) -> None:
-    """Scale the last BatchNorm of every residual block by zero, so that the network begins shallow."""
+def scale_last_gamma(network: nn.Module, value: float) -> None:
+    """Scale the last BatchNorm of every residual block; by zero, the network begins shallow."""
     for block in network.modules():
         if not isinstance(
             block, BasicBlock | Bottleneck | timm.models.resnet.BasicBlock | timm.models.resnet.Bottleneck
@@ -249,7 +260,7 @@ def zero_last_gamma(network: nn.Module) -> None:
             continue
         last: Any = block.bn3 if hasattr(block, "bn3") else block.bn2
         if isinstance(last.weight, Tensor):
-            nn.init.zeros_(last.weight)
+            nn.init.constant_(last.weight, value)
 
 
 @torch.no_grad()
@@ -258,7 +269,7 @@ def _feature_width(network: nn.Module, config: BackboneConfig, image_size: int) 
     training = network.training
     try:
         features = network.eval()(torch.zeros(1, config.channels, image_size, image_size))
-    except (RuntimeError, AssertionError, ValueError) as error:
+    except (RuntimeError, AssertionError, ValueError, IndexError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"backbone '{config.name}' does not take images of {image_size} pixels: {reason}") from error
     finally:

@@ -67,8 +67,9 @@ def calibrate(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
         norm.reset_running_stats()
         norm.momentum = None  # cumulative average
     model.train()
-    for batch in batches:
-        model(batch)
+    for number, batch in enumerate(batches):
+        if len(batch) > 1 or number == 0:  # one image left over has no variance
+            model(batch)
     for norm, momentum in zip(norms, momenta):
         norm.momentum = momentum
     return model.eval()

@@ -51,7 +51,10 @@ def load_backbone(source: str | Path) -> Backbone:
     description = json.loads(metadata["tico_ssl"])
     config = BackboneConfig.model_validate(description["config"])
     backbone = build_backbone(config, description["image_size"], description["mean"], description["std"])
-    backbone.network.load_state_dict(state)
+    try:
+        backbone.network.load_state_dict(state)
+    except RuntimeError as error:
+        raise UserError(f"{path}: its weights do not fit '{config.name}' as it describes itself") from error
     return backbone.eval()
 
 

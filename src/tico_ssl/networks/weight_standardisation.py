@@ -7,6 +7,8 @@ stored values stay those of the plain network; `bake` turns the result into a pl
 import torch
 from torch import Tensor, nn
 
+from tico_ssl.errors import UserError
+
 
 def standardise(weight: Tensor, eps: float = 1e-5) -> Tensor:
     """Zero mean and unit (unbiased) standard deviation per output channel."""
@@ -24,8 +26,11 @@ class StandardisedConv2d(nn.Conv2d):
 def apply(model: nn.Module) -> nn.Module:
     """Standardise every convolution whose filters have more than one weight, in place."""
     for module in model.modules():
-        if type(module) is nn.Conv2d and module.weight[0].numel() > 1:
-            module.__class__ = StandardisedConv2d  # keeps the parameters, their names and the optimiser's view of them
+        if not isinstance(module, nn.Conv2d) or module.weight[0].numel() == 1:
+            continue
+        if type(module) not in (nn.Conv2d, StandardisedConv2d):
+            raise UserError(f"weight standardisation knows plain convolutions, not {type(module).__name__}")
+        module.__class__ = StandardisedConv2d  # keeps the parameters, their names and the optimiser's view of them
     return model
 
 

@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import nn
 from torch.optim import Optimizer
 
@@ -37,6 +37,14 @@ class OptimizerConfig(Section):
     one_dimensional_lr_ratio: Annotated[float, Field(gt=0)] = 1.0
     """Multiplies the rate of biases and normalisation parameters (Barlow Twins: 0.024). Lower it if they blow up."""
 
+    @model_validator(mode="after")
+    def _consistent(self) -> "OptimizerConfig":
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be in [0, 1), got {list(self.betas)}")
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs a momentum above 0")
+        return self
+
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, object]]:
     """Weights, and one-dimensional parameters, which have no decay. `lr_ratio` multiplies the step's rate."""
@@ -65,4 +73,4 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
     """Set the rate of this step in every group."""
     for group in optimizer.param_groups:
-        group["lr"] = lr * group["lr_ratio"]
+        group["lr"] = lr * group.get("lr_ratio", 1.0)

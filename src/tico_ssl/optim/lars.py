@@ -31,7 +31,7 @@ class LARS(Optimizer):
         trust_coefficient: float = 1e-3,
     ) -> None:
         for name, value in {"lr": lr, "weight_decay": weight_decay, "trust_coefficient": trust_coefficient}.items():
-            if float(value) < 0:
+            if not float(value) >= 0:  # which NaN is not either
                 raise ValueError(f"LARS: {name} must not be negative, got {float(value)}")
         if not 0 <= momentum < 1:
             raise ValueError(f"LARS: momentum must be in [0, 1), got {momentum}")

@@ -13,10 +13,11 @@ def scaled_lr(base_lr: float, batch_size: int) -> float:
 
 def warmup_cosine(step: int, total: int, warmup: int, peak: float, end: float) -> float:
     """Linear from 0 at step 0 to the peak at step `warmup`, then half a cosine that reaches `end` at step `total`."""
+    if step >= total:
+        return end
     if step < warmup:
         return peak * step / warmup
-    done = (step - warmup) / max(1, total - warmup)
-    return end + (peak - end) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
+    return end + (peak - end) * (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2
 
 
 def cosine_ema_decay(progress: float | Tensor, start: float, end: float = 1.0) -> float | Tensor:

@@ -22,7 +22,7 @@ from tico_ssl.optim import build_optimizer, set_learning_rate
 from tico_ssl.optim.schedules import scaled_lr, warmup_cosine
 from tico_ssl.progress import say
 from tico_ssl.randomness import derived_seed, generator
-from tico_ssl.run_folder import Run, create_run
+from tico_ssl.run_folder import Run, admit, create_run
 from tico_ssl.training.checkpoint import StopRequest, load_checkpoint, save_checkpoint
 from tico_ssl.training.monitor import Monitor, measure, note
 from tico_ssl.training.online_knn import OnlineKnn
@@ -45,24 +45,23 @@ def pretrain(
     """Train a backbone by a recipe. `resume` goes on with a run that is there and begins one that is not."""
     changes = dict(overrides or {}) | ({"data.source": str(data)} if data is not None else {})
     loaded = load_recipe(recipe, changes)
-    folder = Path(out) if out is not None else default_folder(recipe)
+    run = Run(Path(out).expanduser() if out is not None else default_folder(recipe))
     device = choose_device()
     with distributed.session(device):
-        run = Run(folder)
-        if distributed.is_main():
-            create_run(folder, loaded, resume, overwrite)
-        distributed.barrier()
-        train(loaded, run, device)
+        admit(run.folder, loaded, resume, overwrite)
+        train(loaded, run, device, overwrite)
     return run
 
 
 def default_folder(recipe: str | Path | Mapping[str, Any]) -> Path:
     """runs/ and the recipe's name."""
-    name = "run" if isinstance(recipe, Mapping) else str(recipe).removesuffix(".yaml").replace("/", "-").lstrip(".-")
-    return Path("runs") / name
+    if isinstance(recipe, Mapping):
+        return Path("runs") / "run"
+    is_file = Path(recipe).suffix in (".yaml", ".yml")
+    return Path("runs") / (Path(recipe).stem if is_file else str(recipe).replace("/", "-"))
 
 
-def train(recipe: Recipe[Any], run: Run, device: torch.device) -> None:
+def train(recipe: Recipe[Any], run: Run, device: torch.device, overwrite: bool = False) -> None:
     """Everything between a recipe and a trained backbone in its run folder."""
     settings, seed = recipe.training, recipe.training.seed
     source = open_source(recipe.data, "train", recipe.backbone.channels)
@@ -73,6 +72,10 @@ def train(recipe: Recipe[Any], run: Run, device: torch.device) -> None:
     precision = resolve_precision(settings.precision, device)
     method = build_method(recipe, device, precision)
     optimizer = build_optimizer(method, recipe.optimizer)
+    distributed.barrier()  # every process has looked at the folder before the main one writes to it
+    if distributed.is_main():
+        create_run(run.folder, recipe, overwrite)
+    distributed.barrier()
     start, seconds = 0, 0.0
     if run.checkpoint_file.is_file():
         state = load_checkpoint(run.checkpoint_file, method, optimizer, device)
