@@ -45,9 +45,10 @@ def without_clock(lines):
     return [{key: value for key, value in line.items() if key not in CLOCK} for line in lines]
 
 
-@pytest.mark.parametrize("optimizer", ["lars", "sgd", "adamw"])
-def test_an_interrupted_run_equals_an_uninterrupted_one_to_the_bit(tmp_path, tiny, monkeypatch, optimizer):
+@pytest.mark.parametrize(("optimizer", "precision"), [("lars", "fp32"), ("sgd", "fp64"), ("adamw", "bf16")])
+def test_an_interrupted_run_equals_an_uninterrupted_one_to_the_bit(tmp_path, tiny, monkeypatch, optimizer, precision):
     tiny |= {"optimizer.name": optimizer, "method.view_order": "alternate", "training.knn_every_epochs": 1}
+    tiny |= {"training.precision": precision}
     whole = pretrain("demo", out=tmp_path / "whole", overrides=tiny)
 
     steps = iter(range(100))

@@ -564,3 +564,25 @@ def test_a_root_that_is_a_file_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     error_of("cifar10", "cifar10", root=str(tmp_path / "file"))
     error_of("cifar10", "cifar10", root=str(tmp_path / "file"), download=True)
+
+
+def test_a_class_that_is_missing_in_the_test_does_not_shift_the_others(tmp_path):
+    for place in ("train/a", "train/b", "train/c", "val/a", "val/c"):
+        (tmp_path / place).mkdir(parents=True)
+        Image.new("RGB", (20, 20)).save(tmp_path / place / "0.png")
+    config = DataConfig(source=str(tmp_path))
+    assert open_source(config, "train").labels.tolist() == [0, 1, 2]
+    assert open_source(config, "test").labels.tolist() == [0, 2]
+    (tmp_path / "val" / "d").mkdir()
+    Image.new("RGB", (20, 20)).save(tmp_path / "val" / "d" / "0.png")
+    with pytest.raises(UserError, match="a class that has no training folder"):
+        open_source(config, "test")
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    for place in ("train", "car", "plane"):
+        (tmp_path / place).mkdir(parents=True)
+        Image.new("RGB", (20, 20)).save(tmp_path / place / "0.png")
+    source = open_source(DataConfig(source=str(tmp_path)), "train")
+    assert source.classes == ("car", "plane", "train")
+    assert open_source(DataConfig(source=str(tmp_path)), "test") is None

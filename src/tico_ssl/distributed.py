@@ -45,8 +45,10 @@ def session(device: torch.device) -> Iterator[None]:
     if not launched() or dist.is_initialized():
         yield
         return
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(minutes=30))
+    if device.type == "cuda":
+        dist.init_process_group("nccl", timeout=timedelta(minutes=30), device_id=device)
+    else:
+        dist.init_process_group("gloo", timeout=timedelta(minutes=30))
     try:
         yield
     finally:
@@ -88,10 +90,9 @@ def barrier() -> None:
         dist.barrier()
 
 
-def from_main(value: Any) -> Any:
-    """The main process's value, in every process."""
+def anyone(flag: bool) -> bool:
+    """Whether any process raises its flag."""
     if not active():
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
+        return flag
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    return bool(all_mean(torch.tensor(float(flag), device=device)) > 0)

@@ -24,13 +24,14 @@ def image_batches(
 ) -> Iterator[Tensor]:
     """Preprocessed batches of a source, in order."""
     count = min(len(source), limit or len(source))
+    dtype = next(backbone.parameters()).dtype
     for start in range(0, count, BATCH):
         places = range(start, min(start + BATCH, count))
         if source.images is not None:
             images: Tensor | list[Tensor] = source.images[places.start : places.stop].to(device)
         else:
             images = [source.fetch(place) for place in places]
-        yield backbone.preprocess(images).to(device)
+        yield backbone.preprocess(images).to(device, dtype)
 
 
 @torch.no_grad()

@@ -178,11 +178,9 @@ def from_folder(root: Path, split: Split, channels: int = 3) -> Source | None:
     if folder is None:
         return None
     files = sorted(_image_files(folder))
-    relative = [Path(file).relative_to(folder).parts for file in files]
-    labels, classes = None, tuple(sorted({parts[0] for parts in relative if len(parts) > 1}))
-    if len(classes) > 1 and all(len(parts) > 1 for parts in relative):
-        number = {name: i for i, name in enumerate(classes)}
-        labels = torch.tensor([number[parts[0]] for parts in relative])
+    # The training folders number the classes, so that a class that is missing in the test does not shift the others.
+    classes = tuple(sorted(_subfolders(_split_folder(root, "train") or root)))
+    labels = _labels_by_folder(files, folder, classes)
     paths = np.array(files, dtype=np.str_)  # one block of memory, which worker processes share
     return Source(
         folder.name if folder == root else f"{root.name}/{folder.name}",
@@ -194,9 +192,24 @@ def from_folder(root: Path, split: Split, channels: int = 3) -> Source | None:
     )
 
 
+def _labels_by_folder(files: list[str], folder: Path, classes: tuple[str, ...]) -> Tensor | None:
+    tops = [Path(file).relative_to(folder).parts[:-1][:1] for file in files]
+    if len(classes) < 2 or not all(tops):
+        return None
+    number = {name: i for i, name in enumerate(classes)}
+    unknown = {top[0] for top in tops} - number.keys()
+    if unknown:
+        raise UserError(f"{folder / min(unknown)}: a class that has no training folder")
+    return torch.tensor([number[top[0]] for top in tops])
+
+
+def _subfolders(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
+
+
 def _split_folder(root: Path, split: Split) -> Path | None:
     """root/train and root/test (or val, ...), if splits are all that root holds; else the whole is for training."""
-    inside = {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")}
+    inside = _subfolders(root)
     names = {name for kind in SPLIT_FOLDERS.values() for name in kind}
     if "train" not in inside or not inside <= names:  # a class may be called train
         return root if split == "train" else None

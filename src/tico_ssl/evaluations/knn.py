@@ -59,6 +59,6 @@ def knn_predictions(
         neighbours = labels[nearest]
         for voter, found in zip(voters, predictions):
             weights = torch.exp((similarity[:, : voter.k] - similarity[:, :1]) / voter.temperature)
-            scores = torch.zeros(len(part), classes).scatter_add_(1, neighbours[:, : voter.k], weights)
+            scores = weights.new_zeros(len(part), classes).scatter_add_(1, neighbours[:, : voter.k], weights)
             found.append(scores.argmax(dim=1))
     return [torch.cat(found) for found in predictions]

@@ -70,4 +70,4 @@ class StopRequest:
         """Whether to stop now. Several processes must stop at the same step, and ask each other at log steps alone."""
         if not distributed.active():
             return self.received
-        return at_log_step and bool(distributed.all_mean(torch.tensor(float(self.received))) > 0)
+        return at_log_step and distributed.anyone(self.received)

@@ -81,14 +81,19 @@ class Monitor:
                 f"the loss became {values['loss']} at or before step {step}: lower optimizer.lr, lengthen "
                 "optimizer.warmup_epochs or set training.clip_gradient; the last checkpoint is from before"
             )
+        self._latest = {}
         self.write(record)
-        self._latest = record
         if after_warmup:
             self._warn_of_collapse(values, method)
-        self.progress.update(self.task, completed=step, status=_status(record))
+        self.progress.update(self.task, status=_status(record))
+
+    def advance(self, step: int) -> None:
+        """Move the bar."""
+        self.progress.update(self.task, completed=step)
 
     def write(self, record: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl and to TensorBoard."""
+        self._latest = self._latest | record
         if not self.writer:
             return
         append_json_line(self.run.metrics_file, record)
@@ -165,4 +170,6 @@ def _status(record: dict[str, float]) -> str:
     parts += [f"{name} {record[name]:.3f}" for name in ("invariance", "contrast") if name in record]
     if "participation_ratio" in record:
         parts.append(f"dimensions {record['participation_ratio']:.0f}")
-    return "  ".join([*parts, f"{record['images_per_second']:,.0f} images/s"])
+    parts.append(f"{record['images_per_second']:,.0f} images/s")
+    parts += [f"kNN {value:.1f} %" for name, value in record.items() if name == "knn_top1_k20"]
+    return "  ".join(parts)

@@ -99,6 +99,7 @@ def train(recipe: Recipe[Any], run: Run, device: torch.device, overwrite: bool =
             extra = method.after_step(step / plan.steps) | {"lr": lr}
 
             done = step + 1
+            monitor.advance(done)
             epoch, in_epoch = divmod(done, plan.steps_per_epoch)
             at_log_step = done % settings.log_every_steps == 0 or in_epoch == 0
             if at_log_step:
