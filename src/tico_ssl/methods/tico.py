@@ -70,18 +70,17 @@ def tico_loss(
         z_2 = F.normalize(target.detach().to(dtype), dim=1)
         z = (z_1 if source == "online" else z_2).detach()
 
-        local = z.T @ z / len(z)
-        batch = average(local)
-        updated = beta * covariance.detach().to(dtype) + (1 - beta) * batch
+        B_local = z.T @ z / len(z)
+        B = average(B_local)
+        C = beta * covariance.detach().to(dtype) + (1 - beta) * B
 
         kappa = 2 if source == "online" and not detach else 1
-        extra = (kappa - 1) * (1 - beta) * batch
-        pairs = ((z_1 @ (updated + extra)) * z_1).sum(dim=1).mean()
-        pairs = pairs - (extra * local).sum()  # a constant: the value is that of kappa 1
-
+        extra = (kappa - 1) * (1 - beta) * B
+        C_gradient = C + extra
         invariance = 1 - (z_1 * z_2).sum(dim=1).mean()
-        contrast = rho * pairs
-    return TiCoTerms(invariance + contrast, invariance, contrast, updated.to(covariance.dtype))
+        # What `extra` adds to the value is a constant and is taken off: both readings report the same loss.
+        contrast = rho * (((z_1 @ C_gradient) * z_1).sum(dim=1).mean() - (extra * B_local).sum())
+    return TiCoTerms(invariance + contrast, invariance, contrast, C.to(covariance.dtype))
 
 
 def _check_settings(rho: float, beta: float, source: str) -> None:

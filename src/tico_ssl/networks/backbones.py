@@ -159,13 +159,10 @@ class NarrowResNet(nn.Module):
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool: nn.Module = nn.MaxPool2d(3, stride=2, padding=1)
-        planes = width
-        for stage, count in enumerate(blocks):
-            out = width * 2**stage
-            layers = [_basic_block(planes, out, stride=1 if stage == 0 else 2)]
-            layers += [_basic_block(out, out, stride=1) for _ in range(count - 1)]
-            self.add_module(f"layer{stage + 1}", nn.Sequential(*layers))
-            planes = out
+        self.layer1 = _stage(width, width, blocks[0], stride=1)
+        self.layer2 = _stage(width, 2 * width, blocks[1], stride=2)
+        self.layer3 = _stage(2 * width, 4 * width, blocks[2], stride=2)
+        self.layer4 = _stage(4 * width, 8 * width, blocks[3], stride=2)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -174,16 +171,15 @@ class NarrowResNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Pooled features."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
-        for stage in range(1, 5):
-            x = self.get_submodule(f"layer{stage}")(x)
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.avgpool(x).flatten(1)
 
 
-def _basic_block(planes: int, out: int, stride: int) -> nn.Module:
+def _stage(planes: int, out: int, count: int, stride: int) -> nn.Sequential:
     shortcut = None
     if stride != 1 or planes != out:
         shortcut = nn.Sequential(nn.Conv2d(planes, out, 1, stride=stride, bias=False), nn.BatchNorm2d(out))
-    return BasicBlock(planes, out, stride, shortcut)
+    return nn.Sequential(BasicBlock(planes, out, stride, shortcut), *(BasicBlock(out, out) for _ in range(count - 1)))
 
 
 def _initialise(convolution: nn.Conv2d) -> None:
