@@ -23,7 +23,7 @@ lint: .venv/.installed-dev
 	touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,parquet]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,parquet,tiff]"
 	touch $@
 
 clean:

@@ -209,8 +209,50 @@ def test_sixteen_bits_are_scaled_to_eight(tmp_path):
 
 
 def test_colours_keep_their_order(tmp_path):
-    Image.new("RGBA", (2, 2), (10, 20, 30, 40)).save(tmp_path / "x.png")
+    Image.new("RGBA", (2, 2), (10, 20, 30, 255)).save(tmp_path / "x.png")
     assert decode(tmp_path / "x.png")[:, 0, 0].tolist() == [10, 20, 30]
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_transparency_is_laid_on_white(tmp_path, mode):
+    Image.new(mode, (2, 2), (10, 20, 30, 0) if mode == "RGBA" else (10, 0)).save(tmp_path / "x.png")
+    assert decode(tmp_path / "x.png")[:, 0, 0].tolist() == [255, 255, 255]
+
+
+@pytest.mark.parametrize(("scale", "expected"), [(1.0, [0, 128, 255]), (255.0, [0, 128, 255]), (4000.0, [0, 128, 255])])
+def test_float_images_are_scaled_by_their_range(tmp_path, scale, expected):
+    values = np.array([[0.0, 0.5, 1.0]], dtype=np.float32) * scale
+    Image.fromarray(values).save(tmp_path / "x.tiff")
+    assert decode(tmp_path / "x.tiff")[0, 0].tolist() == expected
+
+
+def test_many_channels_come_from_arrays_and_tiffs(tmp_path):
+    array = np.random.default_rng(0).integers(0, 256, (6, 5, 4), dtype=np.uint8)
+    np.save(tmp_path / "last.npy", array)
+    np.save(tmp_path / "first.npy", array.transpose(2, 0, 1))
+    np.save(tmp_path / "deep.npy", array.astype(np.uint16) * 257)
+    expected = torch.from_numpy(array.transpose(2, 0, 1).copy())
+    for name in ("last", "first", "deep"):
+        assert torch.equal(decode(tmp_path / f"{name}.npy", channels=4), expected)
+    tifffile = pytest.importorskip("tifffile")
+    tifffile.imwrite(tmp_path / "bands.tif", array, photometric="minisblack", planarconfig="contig")
+    assert torch.equal(decode(tmp_path / "bands.tif", channels=4), expected)
+    with pytest.raises(UserError, match="no axis of 7 channels"):
+        decode(tmp_path / "last.npy", channels=7)
+
+
+def test_a_reduced_jpeg_keeps_the_pixels_that_were_asked_for(tmp_path):
+    Image.new("RGB", (640, 480), (200, 30, 30)).save(tmp_path / "x.jpg")
+    assert decode(tmp_path / "x.jpg").shape == (3, 480, 640)
+    assert decode(tmp_path / "x.jpg", shorter=100).shape == (3, 120, 160)
+    assert decode(tmp_path / "x.jpg", shorter=2000).shape == (3, 480, 640)
+
+
+def test_absurd_dimensions_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("tico_ssl.data.decoding.MOST_PIXELS", 100)
+    write(tmp_path / "x.png")
+    with pytest.raises(UserError, match=r"x\.png: not a readable image \(\d+ x \d+ pixels\)"):
+        decode(tmp_path / "x.png")
 
 
 def test_one_channel_is_the_luma(tmp_path):
@@ -220,7 +262,7 @@ def test_one_channel_is_the_luma(tmp_path):
 
 def test_files_do_not_give_four_channels(tmp_path):
     write(tmp_path / "x.png")
-    with pytest.raises(UserError, match="1 or 3 channels, not 4"):
+    with pytest.raises(UserError, match="4 channels are read from"):
         decode(tmp_path / "x.png", channels=4)
 
 
