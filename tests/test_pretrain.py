@@ -17,7 +17,7 @@ from tico_ssl.run_folder import open_run
 from tico_ssl.training import pretrain as loop
 from tico_ssl.training.monitor import collapse_signs, spread
 
-CLOCK = ("seconds", "images_per_second")
+CLOCK = ("seconds", "images_per_second", "data_wait")
 
 
 def state_of(run):
@@ -134,6 +134,7 @@ def test_every_log_line_carries_the_signs_of_collapse(tmp_path, tiny):
         assert 0 < line["embedding_std"] <= 8**-0.5 + 1e-6
         assert -1 <= line["mean_cosine"] <= 1
         assert line["images_per_second"] > 0
+        assert 0 <= line["data_wait"] <= 1
     assert lines[0]["lr"] == 0.0  # warm-up begins at zero
     assert lines[0]["ema_decay"] == pytest.approx(run.recipe().method.ema_start)
 
@@ -154,8 +155,8 @@ def test_the_learning_rate_and_its_scaling_are_printed(tmp_path, tiny, capsys):
 
 
 def test_it_learns_what_the_patterns_are(tmp_path):
-    """A third of the demo: classes that the network was never told are near each other in its features."""
-    shorter = {"backbone.name": "tico/resnet10-w16", "data.limit": 5000, "training.epochs": 3}
+    """A quarter of the demo: classes that the network was never told are near each other in its features."""
+    shorter = {"backbone.name": "tico/resnet10-w16", "data.limit": 5000, "training.epochs": 5}
     pretrain("demo", out=tmp_path / "run", overrides=shorter)
     numbers = evaluate(tmp_path / "run", "knn").numbers
     assert numbers["untrained"]["top1_k20"] < 20  # chance is 10
@@ -266,7 +267,7 @@ def test_a_folder_of_images_of_any_size_without_labels(tmp_path, tiny, folder_of
     settings = tiny | {"training.batch_size": 4, "training.knn_every_epochs": 1}
     del settings["data.limit"]
     run = pretrain("demo", data=str(flat), out=tmp_path / "run", overrides=settings)
-    assert "12 images (no labels), streamed from files" in capsys.readouterr().out
+    assert "12 images (no labels), decoded by 4 threads" in capsys.readouterr().out
     assert not any("knn" in key for line in run.metrics() for key in line)
 
 

@@ -9,8 +9,10 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
+from tico_ssl.data.arrays import from_arrays, from_dataset
 from tico_ssl.data.decoding import SUFFIXES, decode
-from tico_ssl.data.sources import DataConfig, Source, from_arrays, from_dataset, open_source
+from tico_ssl.data.source import Source
+from tico_ssl.data.sources import DataConfig, open_source
 from tico_ssl.data.textures import CLASSES
 from tico_ssl.data.torchvision_sets import SETS
 from tico_ssl.errors import UserError
@@ -166,9 +168,9 @@ def test_a_path_that_does_not_exist_names_the_nearest(tmp_path):
     error_of(tmp_path / "nowhere", str(tmp_path / "nowhere"))
 
 
-def test_a_text_file_is_no_data(tmp_path):
-    (tmp_path / "notes.txt").write_text("hello")
-    error_of(tmp_path / "notes.txt", "notes.txt", "folder", ".npz")
+def test_a_file_of_another_kind_is_no_data(tmp_path):
+    (tmp_path / "notes.md").write_text("hello")
+    error_of(tmp_path / "notes.md", "notes.md", "folder", ".npz")
 
 
 # ---------------------------------------------------------------------------------------------------- decoding

@@ -8,13 +8,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from tico_ssl.data.sources import Source
 from tico_ssl.errors import UserError
 from tico_ssl.section import validate
 from tico_ssl.views import ViewPolicy, Views, operations
 from tico_ssl.views.centre import centre_crop
 from tico_ssl.views.executor import DRAWS, blur_kernel, crop_boxes
-from tico_ssl.views.policy import named_policy, packaged_policies
-from tico_ssl.views.sheet import CELL, COLUMNS, save_contact_sheet
+from tico_ssl.views.sheet import CELL, COLUMNS, GAP, PIECE_GAP, preview, save_contact_sheet
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PLAIN = {"crop_scale": (1.0, 1.0), "crop_ratio": (1.0, 1.0), "flip": 0.0, "jitter": 0.0, "greyscale": 0.0}
@@ -311,36 +311,7 @@ def test_the_whole_image_is_kept_when_the_policy_says_so():
     assert (width == 30).all()
 
 
-# ---------------------------------------------------------------------------------------------------- policies
-
-
-def test_byol_is_what_the_paper_says():
-    first, second = (ViewPolicy.model_validate(view) for view in named_policy("byol"))
-    assert (first.blur, second.blur) == (1.0, 0.1)
-    assert (first.solarise, second.solarise) == (0.0, 0.2)
-    for view in (first, second):
-        assert (view.brightness, view.contrast, view.saturation, view.hue) == (0.4, 0.4, 0.2, 0.1)
-        assert (view.jitter, view.greyscale, view.flip) == (0.8, 0.2, 0.5)
-        assert view.crop_scale == (0.08, 1.0)
-        assert view.crop_ratio == (3 / 4, 4 / 3)
-        assert view.blur_sigma == (0.1, 2.0)
-        assert (view.count, view.size) == (1, None)
-
-
-def test_byol_for_small_images_does_not_blur():
-    large, small = ([ViewPolicy.model_validate(v) for v in named_policy(n)] for n in ("byol", "byol-small"))
-    assert small == [view.model_copy(update={"blur": 0.0}) for view in large]
-
-
-def test_packaged_policies_are_valid():
-    assert {"byol", "byol-small"} <= set(packaged_policies())
-    for name in packaged_policies():
-        assert len([ViewPolicy.model_validate(view) for view in named_policy(name)]) >= 2
-
-
-def test_an_unknown_policy_names_the_nearest():
-    with pytest.raises(UserError, match=r"'byoll'.*did you mean 'byol'"):
-        named_policy("byoll")
+# ---------------------------------------------------------------------------------------------------- values
 
 
 @pytest.mark.parametrize(
@@ -365,6 +336,13 @@ def test_an_unknown_policy_names_the_nearest():
         ({"count": 1.5}, "count"),
         ({"size": 0}, "size"),
         ({"sise": 8}, "size"),
+        ({"relative_size": 0.0}, "relative_size"),
+        ({"relative_size": 96}, "relative_size"),
+        ({"size": 96, "relative_size": 0.5}, "relative_size"),
+        ({"jigsaw": -1}, "jigsaw"),
+        ({"jigsaw": 3.0}, "jigsaw"),
+        ({"jigsaw": 9}, "jigsaw"),
+        ({"greyscale_first": 1}, "greyscale_first"),
     ],
 )
 def test_bad_values_are_one_line(values, expected):
@@ -404,25 +382,69 @@ def test_tiny_images_have_a_centre(shape):
     torch.testing.assert_close(cropped, torch.full((1, 3, 16, 16), 0.2), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4])
-@pytest.mark.parametrize(("count", "columns"), [(3, 3), (40, COLUMNS)])
-def test_the_contact_sheet_has_a_row_per_view(tmp_path, count, columns, channels):
-    views = views_of({}, {}, {"size": 8}, mean=(0.5,) * channels, std=(0.5,) * channels)
-    images = pictures(count, channels=channels)
-    path = tmp_path / "views.png"
-    save_contact_sheet(path, images, views(images, views.draw(count, generator())), views)
+def sheet_of(path, views: Views, images: Tensor | list[Tensor]) -> np.ndarray:
+    save_contact_sheet(path, images, views(images, views.draw(len(images), generator())), views)
     with Image.open(path) as sheet:
-        assert sheet.size == (columns * CELL, 4 * CELL)
         assert sheet.mode == "RGB"
+        return np.asarray(sheet).astype(int)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize(("count", "columns"), [(1, 1), (3, 3), (40, COLUMNS)])
+def test_the_contact_sheet_has_a_row_per_view(tmp_path, count, columns, channels):
+    """Small views take less height; the originals stand a little apart."""
+    views = views_of({}, {"jigsaw": 3}, {"size": 8}, mean=(0.5,) * channels, std=(0.5,) * channels)
+    pixels = sheet_of(tmp_path / "views.png", views, pictures(count, channels=channels))
+    height = CELL + 2 * GAP + CELL + GAP + CELL + GAP + CELL // 2
+    assert pixels.shape == (height, columns * (CELL + GAP) - GAP, 3)
+    if channels < 3:
+        assert (pixels == pixels[..., :1]).all()
 
 
 def test_the_contact_sheet_shows_the_pixels_of_the_views(tmp_path):
-    """Normalisation is undone: a view of an even colour has that colour on the sheet."""
-    views = views_of(PLAIN, mean=MEAN, std=STD)
+    """Normalisation is undone: a view of an even colour has that colour on the sheet, and paper lies between."""
+    views = views_of(PLAIN, PLAIN | {"jigsaw": 2}, mean=MEAN, std=STD)
     colour = torch.tensor([200, 100, 50], dtype=torch.uint8).view(3, 1, 1)
-    images = [colour.expand(3, 20, 30), colour.expand(3, 9, 9)]
-    save_contact_sheet(tmp_path / "v.png", images, views(images, views.draw(2, generator())), views)
+    pixels = sheet_of(tmp_path / "v.png", views, [colour.expand(3, 20, 40), colour.expand(3, 9, 9)])
+    is_colour = np.abs(pixels - [200, 100, 50]).max(axis=2) <= 1
+    assert (is_colour | (pixels == 255).all(axis=2)).all()
+    left, right = is_colour[:, :CELL], is_colour[:, CELL + GAP :]
+    assert not is_colour[:, CELL : CELL + GAP].any()
+    assert left[CELL // 4 : 3 * CELL // 4].all()  # an image twice as wide as high, whole
+    assert not left[: CELL // 4].any()
+    assert right[:CELL].all()
+    start = CELL + 2 * GAP
+    assert is_colour[start : start + CELL, :CELL].all()
+    mosaic = left[start + CELL + GAP :]
+    assert mosaic.sum() == 4 * ((CELL - PIECE_GAP) // 2) ** 2
+    assert not mosaic[CELL // 2].any()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 300), (300, 1), (7, 500)])
+def test_the_contact_sheet_takes_images_of_any_shape(tmp_path, shape):
+    images = [torch.zeros(3, *shape, dtype=torch.uint8), *pictures(2)]
+    pixels = sheet_of(tmp_path / "v.png", views_of({}, {}), images)
+    assert pixels.shape[1] == 3 * (CELL + GAP) - GAP
+    assert (pixels[:CELL, :CELL] == 0).any()
+
+
+@pytest.mark.parametrize(("images", "shown"), [(100, 4), (3, 3)])
+def test_a_preview_shows_evenly_spaced_images(tmp_path, images, shown):
+    values = torch.arange(images, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 10, 10)
+    source = Source("even", images, values.__getitem__)
+    preview(source, views_of(PLAIN, PLAIN, size=10), tmp_path / "v.png", count=4)
     with Image.open(tmp_path / "v.png") as sheet:
-        pixels = np.asarray(sheet).astype(int)
-    assert pixels.shape == (2 * CELL, 2 * CELL, 3)
-    assert np.abs(pixels - [200, 100, 50]).max() <= 1
+        pixels = np.asarray(sheet)
+    assert pixels.shape[1] == shown * (CELL + GAP) - GAP
+    expected = [0, 25, 50, 75] if images == 100 else [0, 1, 2]
+    assert pixels[CELL // 2, CELL // 2 :: CELL + GAP, 0].tolist() == expected
+
+
+def test_a_preview_is_a_function_of_its_seed(tmp_path):
+    images = pictures()
+    source, views = Source("same", len(images), images.__getitem__), views_of({}, {"jigsaw": 3})
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        preview(source, views, tmp_path / f"{name}.png", seed=seed)
+    first, again, other = ((tmp_path / f"{name}.png").read_bytes() for name in "abc")
+    assert first == again
+    assert first != other

@@ -16,10 +16,17 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+data_app = typer.Typer(help="Look at images, check them, pack them into one file.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or a backbone .safetensors file.")]
 DataOption = Annotated[
-    str | None, typer.Option("--data", help="A folder of images, a .npz or .npy file, or a name such as cifar10.")
+    list[str] | None,
+    typer.Option(
+        "--data", help="A folder, a file of images or a list of paths, or a name; more than once for several."
+    ),
 ]
+SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="Whatever --data takes.")]
 
 
 @app.command()
@@ -129,6 +136,89 @@ def describe(
     from tico_ssl.listing import described
 
     typer.echo(described(load_recipe(recipe, dict(parse_override(text) for text in overrides or []))))
+
+
+@data_app.command()
+def check(
+    source: SourceArgument,
+    channels: Annotated[int, typer.Option(help="Channels that the network wants.")] = 3,
+    workers: Annotated[int, typer.Option(help="Threads.")] = 4,
+    out: Annotated[str | None, typer.Option(help="Also write the bad files to this .jsonl file.")] = None,
+) -> None:
+    """Read every image: sizes, formats, duplicates, and what cannot be read. Exit code 1 if anything is bad."""
+    from tico_ssl.data.checking import check as examine
+    from tico_ssl.data.sources import DataConfig, open_source
+    from tico_ssl.json_lines import append_json_line
+    from tico_ssl.progress import say
+
+    opened = open_source(DataConfig(source=source), "train", channels)
+    assert opened is not None  # only a test split can be absent
+    report = examine(opened, channels, workers, label="checking")
+    for line in report.lines():
+        say(line)
+    for name, reason in report.bad[: 20 if out is None else None]:
+        if out is None:
+            say(f"  {name}: {reason}")
+        else:
+            append_json_line(Path(out), {"file": name, "reason": reason})
+    if out is not None:
+        say(f"wrote {out}")
+    elif len(report.bad) > 20:
+        say(f"  ... and {len(report.bad) - 20:,} more: --out bad_files.jsonl writes them all")
+    if report.bad:
+        raise typer.Exit(1)
+    say(f"next       tico pretrain --data {source}")
+
+
+@data_app.command()
+def pack(
+    source: SourceArgument,
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The file to write; it ends in .tico.")],
+    size: Annotated[int, typer.Option(help="Pixels of the shorter side.")] = 256,
+    jpeg: Annotated[
+        bool, typer.Option("--jpeg", help="Keep whole images as JPEG, not squares of bare pixels.")
+    ] = False,
+    channels: Annotated[int, typer.Option(help="Channels of the images.")] = 3,
+    workers: Annotated[int, typer.Option(help="Threads.")] = 4,
+) -> None:
+    """Pack images into one memory-mapped file that every verb takes as --data. Goes on where it was stopped."""
+    from tico_ssl.data.names import printable
+    from tico_ssl.data.packed import pack as write
+    from tico_ssl.data.sources import DataConfig, open_source
+    from tico_ssl.progress import say
+
+    opened = open_source(DataConfig(source=source), "train", channels)
+    assert opened is not None  # only a test split can be absent
+    report = write(opened, Path(out).expanduser(), size, jpeg, workers=workers, label="packing")
+    say(f"wrote {out}: {report.images:,} images, {report.bytes / 2**20:,.1f} MiB, {report.seconds:,.0f} s")
+    for name, reason in report.bad[:20]:
+        say(f"  left out {printable(name)}: {reason}")
+    say(f"next       tico pretrain --data {out}")
+
+
+@data_app.command()
+def preview(
+    source: SourceArgument,
+    recipe: Annotated[str, typer.Option(help="Whose views are shown.")] = "demo",
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]")] = None,
+    out: Annotated[str, typer.Option(help="The picture to write.")] = "preview.png",
+    count: Annotated[int, typer.Option(help="Images.")] = 12,
+    seed: Annotated[int, typer.Option(help="Of the views.")] = 0,
+) -> None:
+    """Draw images and what the networks would see of them, for a person to look at."""
+    from tico_ssl.config import load_recipe, parse_override
+    from tico_ssl.data.sources import open_source
+    from tico_ssl.progress import say
+    from tico_ssl.views import Views
+    from tico_ssl.views.sheet import preview as draw
+
+    changes = dict(parse_override(text) for text in overrides or []) | {"data.source": source}
+    loaded = load_recipe(recipe, changes)
+    opened = open_source(loaded.data, "train", loaded.backbone.channels)
+    assert opened is not None  # only a test split can be absent
+    views = Views(loaded.views, loaded.data.image_size, loaded.data.mean, loaded.data.std)
+    draw(opened, views, Path(out).expanduser(), count, seed)
+    say(f"wrote {out}: originals on top, a row for every view")
 
 
 def _split(words: list[str]) -> tuple[str | None, list[str]]:

@@ -96,3 +96,12 @@ def anyone(flag: bool) -> bool:
         return flag
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     return bool(all_mean(torch.tensor(float(flag), device=device)) > 0)
+
+
+def everyone(value: Any) -> list[Any]:
+    """The values of all processes."""
+    if not active():
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values

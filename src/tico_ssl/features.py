@@ -1,14 +1,19 @@
 """Features of frozen backbones: extracted once, used by every protocol that needs no gradient."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tico_ssl.data.sources import DataConfig, Source, open_source
+from tico_ssl.data.bad_files import attempts
+from tico_ssl.data.decoding import BadImage
+from tico_ssl.data.names import printable
+from tico_ssl.data.source import Source
+from tico_ssl.data.sources import DataConfig, as_source, open_source
 from tico_ssl.device import choose_device
 from tico_ssl.errors import UserError
 from tico_ssl.networks.backbones import Backbone
@@ -17,36 +22,44 @@ from tico_ssl.progress import track
 from tico_ssl.run_folder import open_run
 
 BATCH = 256
+WORKERS = 4  # threads that decode files
 
 
-def image_batches(
-    source: Source, backbone: Backbone, device: torch.device, limit: int | None = None
-) -> Iterator[Tensor]:
-    """Preprocessed batches of a source, in order."""
-    count = min(len(source), limit or len(source))
+class Extracted(NamedTuple):
+    """Features (images, width) on the CPU, and the places in the source that they belong to: bad files are left out."""
+
+    features: Tensor
+    places: Tensor
+
+
+def image_batches(source: Source, backbone: Backbone, device: torch.device) -> Iterator[tuple[Tensor, list[int]]]:
+    """Preprocessed batches of a source and their places, in order; images that cannot be read are left out."""
     dtype = next(backbone.parameters()).dtype
-    for start in range(0, count, BATCH):
-        places = range(start, min(start + BATCH, count))
-        if source.images is not None:
-            images: Tensor | list[Tensor] = source.images[places.start : places.stop].to(device)
-        else:
-            images = [source.fetch(place) for place in places]
-        yield backbone.preprocess(images).to(device, dtype)
+    if source.images is not None:
+        for start in range(0, len(source), BATCH):
+            images = source.images[start : start + BATCH].to(device)
+            yield backbone.preprocess(images).to(device, dtype), list(range(start, start + len(images)))
+        return
+    results = enumerate(attempts(source, range(len(source)), WORKERS))
+    while chunk := list(islice(results, BATCH)):
+        good = [(place, image) for place, image in chunk if not isinstance(image, BadImage)]
+        if good:
+            yield backbone.preprocess([image for _, image in good]).to(device, dtype), [place for place, _ in good]
 
 
 @torch.no_grad()
-def extract(
-    backbone: Backbone, source: Source, device: torch.device, limit: int | None = None, label: str | None = None
-) -> Tensor:
-    """Features (images, width) on the CPU. The backbone works in evaluation mode and is left as it was."""
+def extract(backbone: Backbone, source: Source, device: torch.device, label: str | None = None) -> Extracted:
+    """What a backbone, in evaluation mode, makes of every image. It is left as it was."""
     training = backbone.training
     backbone.eval().to(device)
-    total = -(-min(len(source), limit or len(source)) // BATCH)
-    features = []
-    for images in track(image_batches(source, backbone, device, limit), total, label):
-        features.append(backbone(images).cpu())  # in float32: what is measured should not depend on the hardware's bf16
+    features, places = [], []
+    for images, at in track(image_batches(source, backbone, device), -(-len(source) // BATCH), label):
+        features.append(backbone(images).cpu())  # in float32: a measurement should not depend on the hardware's bf16
+        places += at
     backbone.train(training)
-    return torch.cat(features)
+    if not features:
+        raise UserError(f"{source.name}: not one of the {len(source)} images can be read")
+    return Extracted(torch.cat(features), torch.tensor(places))
 
 
 def pixels(source: Source) -> Tensor:
@@ -56,7 +69,7 @@ def pixels(source: Source) -> Tensor:
     return source.images.flatten(1).float() / 255
 
 
-def embed(run: str | Path, data: str | None = None, out: str | Path = "features.npz") -> Path:
+def embed(run: str | Path, data: str | Sequence[str] | None = None, out: str | Path = "features.npz") -> Path:
     """Features of all images of a source with their names (and labels), as .npz, .csv or .parquet."""
     out = Path(out).expanduser()
     if out.suffix not in WRITERS:
@@ -65,22 +78,22 @@ def embed(run: str | Path, data: str | None = None, out: str | Path = "features.
     config = data_config(run, data)
     source = open_source(config, "train", backbone.config.channels)
     assert source is not None  # only a test split can be absent
-    features = extract(backbone, source, choose_device(), label="embedding").numpy()
+    features, places = extract(backbone, source, choose_device(), label="embedding")
     out.parent.mkdir(parents=True, exist_ok=True)
-    labels = None if source.labels is None else source.labels.numpy()
-    WRITERS[out.suffix](out, [source.names(i) for i in range(len(source))], labels, features)
+    labels = None if source.labels is None else source.labels[places].numpy()
+    WRITERS[out.suffix](out, [printable(source.names(i)) for i in places.tolist()], labels, features.numpy())
     return out
 
 
-def data_config(run: str | Path, data: str | None) -> DataConfig:
+def data_config(run: str | Path, data: str | Sequence[str] | None) -> DataConfig:
     """The data of a run, or other images in the run's size."""
     if Path(run).expanduser().is_dir():
         config = open_run(run).recipe().data
-        return config if data is None else config.model_copy(update={"source": data, "limit": None})
+        return config if data is None else config.model_copy(update={"source": as_source(data), "limit": None})
     backbone = load_backbone(run)
     if data is None:
         raise UserError(f"{run}: say which images with --data")
-    return DataConfig(source=data, image_size=backbone.image_size, mean=backbone.mean, std=backbone.std)
+    return DataConfig(source=as_source(data), image_size=backbone.image_size, mean=backbone.mean, std=backbone.std)
 
 
 def _write_npz(out: Path, names: list[str], labels: Any, features: np.ndarray) -> None:

@@ -11,7 +11,7 @@ from tico_ssl.errors import UserError, suggestion
 from tico_ssl.networks import backbones
 from tico_ssl.progress import console
 from tico_ssl.section import Section
-from tico_ssl.views.policy import packaged_policies
+from tico_ssl.views.policy import packaged_policies, policy_summary
 
 Entries = list[tuple[str, str]]
 
@@ -31,7 +31,7 @@ def _data() -> Entries:
 CATALOGUES: dict[str, Callable[[], Entries]] = {
     "recipes": lambda: [(name, load_recipe(name).description) for name in packaged_recipes()],
     "methods": lambda: _modules("methods"),
-    "views": lambda: [(name, "a policy for `views:` in a recipe") for name in packaged_policies()],
+    "views": lambda: [(name, policy_summary(name)) for name in packaged_policies()],
     "data": _data,
     "backbones": _backbones,
     "evaluations": lambda: _modules("evaluations"),

@@ -15,7 +15,7 @@ def print_results(results: Sequence[Result]) -> None:
     table.add_column("protocol")
     for name in names:
         table.add_column(name, justify="right")
-    table.add_column("gain", justify="right")
+    table.add_column("difference", justify="right")
     for result in results:
         for metric, trained in result.numbers["trained"].items():
             if metric in ("weight_decay", "width"):

@@ -19,6 +19,7 @@ import torch
 
 from tico_ssl.config import Recipe, dump_recipe, load_recipe
 from tico_ssl.errors import UserError
+from tico_ssl.json_lines import read_json_lines
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.storage import load_backbone
 
@@ -48,6 +49,10 @@ class Run:
     @property
     def backbone_file(self) -> Path:
         return self.folder / "checkpoints" / "backbone.safetensors"
+
+    @property
+    def bad_files_file(self) -> Path:
+        return self.folder / "bad_files.jsonl"
 
     def recipe(self) -> Recipe[Any]:
         """What was trained."""
@@ -157,20 +162,3 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)  # noqa: PTH105 - atomic
-
-
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """All complete lines; a line that was cut off by a crash is left out."""
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return lines
-
-
-def append_json_line(path: Path, values: dict[str, Any]) -> None:
-    """Add one line."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(values) + "\n")

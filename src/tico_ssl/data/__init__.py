@@ -1,4 +1,6 @@
 """Where pixels come from: sources, decoding, the drawn textures, and the loader."""
 
+from tico_ssl.data.bad_files import BadFiles, survey
 from tico_ssl.data.loader import Loader
-from tico_ssl.data.sources import DataConfig, Source, open_source
+from tico_ssl.data.source import Source
+from tico_ssl.data.sources import DataConfig, as_source, open_source

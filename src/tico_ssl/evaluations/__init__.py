@@ -5,7 +5,7 @@ backbone stands beside the same number of an untrained one (and of raw pixels, w
 pretraining help?" is answered.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,15 +16,17 @@ import torch
 from torch import Tensor
 
 from tico_ssl import catalogue
-from tico_ssl.data.sources import DataConfig, Source, open_source
+from tico_ssl.data.source import Source
+from tico_ssl.data.sources import DataConfig, open_source, shown
 from tico_ssl.device import choose_device
 from tico_ssl.errors import UserError
 from tico_ssl.features import data_config, extract, image_batches, pixels
+from tico_ssl.json_lines import append_json_line
 from tico_ssl.networks.backbones import SMALL_IMAGE, Backbone, build_backbone
 from tico_ssl.networks.batch_norm import calibrate
 from tico_ssl.networks.storage import backbone_file, digest, load_backbone
 from tico_ssl.randomness import derived_seed, generator
-from tico_ssl.run_folder import Run, append_json_line, open_run
+from tico_ssl.run_folder import Run, open_run
 from tico_ssl.section import Section, validate
 
 CALIBRATION_IMAGES = 2_560
@@ -47,6 +49,17 @@ class Features:
         if self.train_labels is None or self.test_labels is None:
             raise UserError(f"{protocol} needs labels: class folders, or a data set that has them (see --data)")
         return self.train_labels, self.test_labels
+
+
+def frozen_features(backbone: Backbone, train: Source, test: Source, device: torch.device) -> Features:
+    """Both splits through a frozen backbone; images that cannot be read are left out with their labels."""
+    ours, theirs = extract(backbone, train, device, label="features"), extract(backbone, test, device)
+    return Features(
+        ours.features,
+        theirs.features,
+        None if train.labels is None else train.labels[ours.places],
+        None if test.labels is None else test.labels[theirs.places],
+    )
 
 
 @dataclass(frozen=True)
@@ -84,12 +97,10 @@ class Context:
         """Features of both splits under one representation."""
         if representation not in self._features:
             if representation == "pixels":
-                train, test = pixels(self.train), pixels(self.test)
+                features = Features(pixels(self.train), pixels(self.test), self.train.labels, self.test.labels)
             else:
-                backbone = self.backbones[representation]
-                train = extract(backbone, self.train, self.device, label=f"features of {representation}")
-                test = extract(backbone, self.test, self.device)
-            self._features[representation] = Features(train, test, self.train.labels, self.test.labels)
+                features = frozen_features(self.backbones[representation], self.train, self.test, self.device)
+            self._features[representation] = features
         return self._features[representation]
 
     @cached_property
@@ -106,7 +117,7 @@ class Context:
 
 
 def evaluate(
-    run: str | Path, protocol: str, data: str | None = None, overrides: Mapping[str, Any] | None = None
+    run: str | Path, protocol: str, data: str | Sequence[str] | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Result:
     """Judge a run (or a backbone file) by a protocol; the result is also added to the run's results.jsonl."""
     return evaluate_with(open_context(run, data), run, protocol, overrides)
@@ -124,7 +135,7 @@ def evaluate_with(
     return result
 
 
-def open_context(run: str | Path, data: str | None = None) -> Context:
+def open_context(run: str | Path, data: str | Sequence[str] | None = None) -> Context:
     """Backbones and data of a run, ready for protocols."""
     file = backbone_file(run)
     trained = load_backbone(run)
@@ -133,7 +144,7 @@ def open_context(run: str | Path, data: str | None = None) -> Context:
     train, test, how = labelled_splits(config, trained.config.channels, seed)
     device = choose_device()
     backbones = {"trained": trained, "untrained": untrained_twin(trained, train, seed, device)}
-    described = {"source": config.source, "train": len(train), "test": len(test), "split": how}
+    described = {"source": shown(config), "train": len(train), "test": len(test), "split": how}
     return Context(backbones, train, test, described, digest(file), seed, device)
 
 
@@ -152,7 +163,7 @@ def labelled_splits(config: DataConfig, channels: int, seed: int) -> tuple[Sourc
         held_out[members[: max(1, round(HELD_OUT * len(members)))]] = True
     kept, out = (~held_out).nonzero().ravel(), held_out.nonzero().ravel()
     if len(kept) == 0:
-        raise UserError(f"{config.source}: too few images to hold some out for a test")
+        raise UserError(f"{shown(config)}: too few images to hold some out for a test")
     return (
         train.subset(kept),
         train.subset(out),
@@ -168,4 +179,5 @@ def untrained_twin(trained: Backbone, train: Source, seed: int, device: torch.de
         config = trained.config.model_copy(update={"zero_gamma": False})
         twin = build_backbone(config, trained.image_size, trained.mean, trained.std).to(device)
     shuffled = train.subset(torch.randperm(len(train), generator=generator(seed, "split", 1))[:CALIBRATION_IMAGES])
-    return calibrate(twin, image_batches(shuffled, twin, device))  # type: ignore[return-value]
+    batches = (images for images, _ in image_batches(shuffled, twin, device))
+    return calibrate(twin, batches)  # type: ignore[return-value]

@@ -221,6 +221,8 @@ class TiCo(nn.Module):
         )
 
     def _ordered(self, view_1: Tensor, view_2: Tensor) -> tuple[Tensor, Tensor]:
+        if view_1.ndim != 4 or view_2.ndim != 4:
+            raise UserError("TiCo compares views that are images: its first two must not be jigsaws")
         if self.config.view_order == "fixed":
             return view_1, view_2
         if view_1.shape != view_2.shape:

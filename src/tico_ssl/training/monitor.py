@@ -18,8 +18,9 @@ from torch.utils.tensorboard import SummaryWriter
 from tico_ssl import distributed
 from tico_ssl.contracts import Method, StepOutput
 from tico_ssl.errors import UserError
+from tico_ssl.json_lines import append_json_line, read_json_lines
 from tico_ssl.progress import bar, say
-from tico_ssl.run_folder import Run, append_json_line, read_json_lines, write_atomically
+from tico_ssl.run_folder import Run, write_atomically
 
 QUIET_LINES = 20  # lines of progress in a whole run when there is no terminal
 
@@ -69,13 +70,16 @@ class Monitor:
         yield
         self._paused += time.perf_counter() - before
 
-    def log(self, step: int, epoch: float, values: dict[str, float], method: Method, after_warmup: bool) -> None:
-        """Record the values of a log step, look for trouble, and show them."""
+    def log(
+        self, step: int, epoch: float, values: dict[str, float], method: Method, after_warmup: bool, waited: float
+    ) -> None:
+        """Record the values of a log step, look for trouble, and show them. `waited`: seconds without images."""
         now = time.perf_counter()
         done = (step - self._last[0]) * self.batch_size
-        speed = done / max(1e-9, now - self._last[1] - self._paused)
+        spent = max(1e-9, now - self._last[1] - self._paused)
         self._last, self._paused = (step, now), 0.0
-        record = {"step": step, "epoch": round(epoch, 4), **values, "images_per_second": speed, "seconds": self.seconds}
+        clock = {"images_per_second": done / spent, "data_wait": waited / spent, "seconds": self.seconds}
+        record = {"step": step, "epoch": round(epoch, 4), **values, **clock}
         if not math.isfinite(values["loss"]):
             raise UserError(
                 f"the loss became {values['loss']} at or before step {step}: lower optimizer.lr, lengthen "
@@ -101,9 +105,10 @@ class Monitor:
             if name not in ("step", "epoch"):
                 self.writer.add_scalar(name, value, record["step"])
 
-    def epoch_ended(self, epoch: int, epochs: int) -> None:
+    def epoch_ended(self, epoch: int, epochs: int, bad_files: int = 0) -> None:
         """One line in the log; on the console when there is no bar, and then only so many."""
         text = f"epoch {epoch}/{epochs}  {_status(self._latest)}"
+        text += f"  {bad_files} bad files left out" if bad_files else ""
         quiet = self.progress.disable and epoch % max(1, math.ceil(epochs / QUIET_LINES)) and epoch != epochs
         note(self.run.folder, text, silent=bool(quiet) or not self.progress.disable)
 
@@ -171,5 +176,7 @@ def _status(record: dict[str, float]) -> str:
     if "participation_ratio" in record:
         parts.append(f"dimensions {record['participation_ratio']:.0f}")
     parts.append(f"{record['images_per_second']:,.0f} images/s")
+    if record["data_wait"] > 0.1:
+        parts.append(f"{record['data_wait']:.0%} of it waiting for images")
     parts += [f"kNN {value:.1f} %" for name, value in record.items() if name == "knn_top1_k20"]
     return "  ".join(parts)

@@ -8,10 +8,10 @@ from torch import nn
 
 from tico_ssl import distributed
 from tico_ssl.config import Recipe
-from tico_ssl.data.sources import Source, open_source
-from tico_ssl.evaluations import Features
+from tico_ssl.data.source import Source
+from tico_ssl.data.sources import open_source
+from tico_ssl.evaluations import frozen_features
 from tico_ssl.evaluations.knn import Config, knn_accuracy
-from tico_ssl.features import extract
 from tico_ssl.networks.backbones import Backbone
 
 
@@ -38,10 +38,5 @@ class OnlineKnn:
     def measure(self, backbone: nn.Module) -> dict[str, float]:
         """Accuracy in per cent, for the metrics."""
         assert isinstance(backbone, Backbone)
-        features = Features(
-            extract(backbone, self.bank, self.device),
-            extract(backbone, self.queries, self.device),
-            self.bank.labels,
-            self.queries.labels,
-        )
+        features = frozen_features(backbone, self.bank, self.queries, self.device)
         return {f"knn_{name}": value for name, value in knn_accuracy(features, Config()).items()}

@@ -1,6 +1,6 @@
 """The loop: images, views, loss, gradient, step, target. One function, from top to bottom."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from tico_ssl import catalogue, distributed
 from tico_ssl.config import Recipe, load_recipe
 from tico_ssl.contracts import Batch, StepOutput
-from tico_ssl.data import Loader, Source, open_source
+from tico_ssl.data import BadFiles, Loader, Source, as_source, open_source, survey
 from tico_ssl.device import autocast, choose_device, resolve_precision
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.batch_norm import share_statistics
@@ -36,14 +36,16 @@ class Interrupted(KeyboardInterrupt):
 
 def pretrain(
     recipe: str | Path | Mapping[str, Any] = "demo",
-    data: str | None = None,
+    data: str | Sequence[str] | None = None,
     out: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     resume: bool = False,
     overwrite: bool = False,
 ) -> Run:
     """Train a backbone by a recipe. `resume` goes on with a run that is there and begins one that is not."""
-    changes = dict(overrides or {}) | ({"data.source": str(data)} if data is not None else {})
+    changes = dict(overrides or {})
+    if data is not None:
+        changes["data.source"] = as_source(data)
     loaded = load_recipe(recipe, changes)
     run = Run(Path(out).expanduser() if out is not None else default_folder(recipe))
     device = choose_device()
@@ -66,7 +68,9 @@ def train(recipe: Recipe[Any], run: Run, device: torch.device, overwrite: bool =
     settings, seed = recipe.training, recipe.training.seed
     source = open_source(recipe.data, "train", recipe.backbone.channels)
     assert source is not None  # only a test split can be absent
-    loader = Loader(source, settings.batch_size, seed, device, settings.workers)
+    bad = BadFiles()
+    survey(source, recipe.data.most_bad, bad, settings.workers)
+    loader = Loader(source, settings.batch_size, seed, device, settings.workers, bad)
     views = Views(recipe.views, recipe.data.image_size, recipe.data.mean, recipe.data.std)
     plan = Plan.of(recipe, loader.steps_per_epoch)
     precision = resolve_precision(settings.precision, device)
@@ -104,13 +108,15 @@ def train(recipe: Recipe[Any], run: Run, device: torch.device, overwrite: bool =
             at_log_step = done % settings.log_every_steps == 0 or in_epoch == 0
             if at_log_step:
                 values = measure(output, method, extra)
-                monitor.log(done, done / plan.steps_per_epoch, values, method, step >= plan.warmup)
+                waited = loader.take_waited()
+                monitor.log(done, done / plan.steps_per_epoch, values, method, step >= plan.warmup, waited)
             stopping = stop.agreed(at_log_step) and done < plan.steps
             with monitor.pause():  # what follows is not training time
                 if in_epoch == 0:
                     if knn is not None and plan.due(done, settings.knn_every_epochs):
                         monitor.write({"step": done, "epoch": epoch, **knn.measure(method.backbone)})
-                    monitor.epoch_ended(epoch, settings.epochs)
+                    bad.write(run.bad_files_file)
+                    monitor.epoch_ended(epoch, settings.epochs, len(bad))
                 # Last, so that a checkpoint never runs ahead of the metrics.
                 if stopping or plan.due(done, settings.checkpoint_every_epochs):
                     save(run, done, method, optimizer, output, monitor)
@@ -159,7 +165,7 @@ def build_method(recipe: Recipe[Any], device: torch.device, precision: torch.dty
 def as_input(view: torch.Tensor, precision: torch.dtype) -> torch.Tensor:
     """A view in the memory format of the weights."""
     view = view.double() if precision == torch.float64 else view
-    return view.contiguous(memory_format=torch.channels_last)
+    return view.contiguous(memory_format=torch.channels_last) if view.ndim == 4 else view
 
 
 def optimise(
@@ -218,8 +224,11 @@ def _announce(
         f"{settings.epochs} epochs of {plan.steps_per_epoch} steps of {settings.batch_size} images; "
         f"{recipe.optimizer.name}, learning rate {plan.peak_lr:g}{rule}",
     ]
-    if recipe.backbone.channels != 3:
-        lines.append(f"{recipe.backbone.channels} channels: colour jitter and greyscale are left out")
+    left_out = sorted({name for policy in recipe.views for name in policy.left_out(recipe.backbone.channels)})
+    if left_out:
+        lines.append(
+            f"images of {recipe.backbone.channels} channels: {' and '.join(left_out)} are left out of the views"
+        )
     if start == plan.steps:
         lines = [f"{run.folder} is complete: nothing to train"]
     elif start:

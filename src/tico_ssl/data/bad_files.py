@@ -1,0 +1,97 @@
+"""Files that cannot be read: left out, named once, and too many of them stop a run before it begins."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from torch import Tensor
+
+from tico_ssl import distributed
+from tico_ssl.data.decoding import BadImage
+from tico_ssl.data.source import Source
+from tico_ssl.errors import UserError
+from tico_ssl.json_lines import append_json_line, read_json_lines
+
+SAMPLE = 1_000  # files that are tried before a run begins
+
+T = TypeVar("T")
+
+
+class BadFiles:
+    """The bad files of a run with their reasons. Several threads may report at a time."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.reasons)
+
+    def add(self, bad: BadImage) -> None:
+        """Note a file."""
+        with self._lock:
+            self.reasons.setdefault(bad.name, bad.reason)
+
+    def write(self, path: Path) -> None:
+        """Add what all processes have found to a file of JSON lines, every name once. They call this together."""
+        with self._lock:
+            mine = dict(self.reasons)
+        for found in distributed.everyone(mine):
+            self.reasons = found | self.reasons
+        if distributed.is_main() and self.reasons:
+            written = {line["file"] for line in read_json_lines(path)}
+            for name, reason in self.reasons.items():
+                if name not in written:
+                    append_json_line(path, {"file": name, "reason": reason})
+
+
+def readable(source: Source, place: int, bad: BadFiles) -> Tensor:
+    """The image at a place, or the next one that can be read: a batch keeps its size, whatever is broken."""
+    for further in range(len(source)):
+        try:
+            return source.fetch((place + further) % len(source))
+        except BadImage as error:
+            bad.add(error)
+    raise UserError(f"{source.name}: not one of the {len(source)} images can be read")
+
+
+def attempts(source: Source, places: Iterable[int], workers: int) -> Iterator[Tensor | BadImage]:
+    """Every image, or what is wrong with it, in order, several at a time."""
+
+    def attempt(place: int) -> Tensor | BadImage:
+        try:
+            return source.fetch(place)
+        except BadImage as error:
+            return error
+
+    with ThreadPoolExecutor(workers) as pool:
+        yield from in_order(pool, attempt, places, 4 * workers)
+
+
+def in_order(pool: ThreadPoolExecutor, work: Callable[[int], T], places: Iterable[int], ahead: int) -> Iterator[T]:
+    """Results in order with a bounded number under way, unlike pool.map, which would hold them all."""
+    waiting: deque[Future[T]] = deque()
+    for place in places:
+        waiting.append(pool.submit(work, place))
+        if len(waiting) >= ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def survey(source: Source, most_bad: float, bad: BadFiles, workers: int) -> None:
+    """Try some files of a source, evenly spaced, and stop with one message if too many are bad."""
+    if source.images is not None:
+        return
+    sample = source.limited(SAMPLE)
+    found = [result for result in attempts(sample, range(len(sample)), workers) if isinstance(result, BadImage)]
+    for error in found:
+        bad.add(error)
+    if len(found) > most_bad * len(sample):
+        raise UserError(
+            f"{source.name}: {len(found)} of {len(sample)} files tried cannot be read, such as {found[0].name} "
+            f"({found[0].reason}); see `tico data check`, or raise data.most_bad"
+        )

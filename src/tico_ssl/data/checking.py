@@ -1,0 +1,118 @@
+"""What is in a folder, before training on it: sizes, formats, files that cannot be read, and the same image twice."""
+
+import hashlib
+import io
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from tico_ssl.data.bad_files import in_order
+from tico_ssl.data.decoding import BadImage, decode
+from tico_ssl.data.names import printable
+from tico_ssl.data.source import Source
+from tico_ssl.progress import track
+
+
+class Examined(NamedTuple):
+    """One file."""
+
+    name: str
+    digest: bytes
+    size: int
+    height: int
+    width: int
+    kind: str
+    mode: str
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """All files of a source."""
+
+    name: str
+    files: int
+    bytes: int
+    heights: np.ndarray
+    widths: np.ndarray
+    formats: Counter[str]
+    modes: Counter[str]
+    bad: list[tuple[str, str]]
+    duplicates: list[list[str]]
+
+    def lines(self) -> Iterator[str]:
+        """The report in words."""
+        good = self.files - len(self.bad)
+        yield f"{self.name}: {self.files:,} files, {self.bytes / 2**20:,.1f} MiB, {good:,} readable"
+        if good:
+            for axis, values in (("width", self.widths), ("height", self.heights)):
+                low, middle, high = np.percentile(values, [0, 50, 100]).round().astype(int)
+                yield f"{axis:<11}{low} to {high} pixels, half of them up to {middle}"
+            yield f"{'formats':<11}{_counted(self.formats)}"
+            yield f"{'modes':<11}{_counted(self.modes)}"
+        if self.duplicates:
+            extra = sum(len(group) - 1 for group in self.duplicates)
+            example = " = ".join(self.duplicates[0][:2])
+            yield f"{'duplicates':<11}{extra:,} files have the content of another, such as {example}"
+        if self.bad:
+            yield f"{'bad':<11}{len(self.bad):,} files cannot be read ({len(self.bad) / self.files:.1%})"
+
+
+def check(source: Source, channels: int = 3, workers: int = 4, label: str | None = None) -> CheckReport:
+    """Read and decode every image of a source, several at a time."""
+    with ThreadPoolExecutor(workers) as pool:
+        results = in_order(pool, lambda place: examine(source, place, channels), range(len(source)), 8 * workers)
+        examined = list(track(results, len(source), label))
+    good = [file for file in examined if file.reason is None]
+    groups: defaultdict[bytes, list[str]] = defaultdict(list)
+    for file in good:
+        groups[file.digest].append(file.name)
+    return CheckReport(
+        source.name,
+        len(examined),
+        sum(file.size for file in examined),
+        np.array([file.height for file in good]),
+        np.array([file.width for file in good]),
+        Counter(file.kind for file in good),
+        Counter(file.mode for file in good),
+        [(file.name, file.reason) for file in examined if file.reason is not None],
+        [names for names in groups.values() if len(names) > 1],
+    )
+
+
+def examine(source: Source, place: int, channels: int) -> Examined:
+    """One image: by its file where it has one, else by its pixels."""
+    name = printable(source.names(place))
+    content = b""
+    try:
+        if source.files is None:
+            pixels = source.fetch(place)
+            content = pixels.numpy().tobytes()
+            kind, mode = "packed", f"{len(pixels)} channels"
+        else:
+            content = source.files(place).read_bytes()
+            pixels = decode(content, channels, name)
+            kind, mode = _header(content)
+    except BadImage as bad:
+        return Examined(name, b"", len(content), 0, 0, "", "", bad.reason)
+    except OSError as error:  # a broken link, no permission
+        return Examined(name, b"", 0, 0, 0, "", "", error.strerror or str(error))
+    digest = hashlib.blake2b(content, digest_size=16).digest()
+    return Examined(name, digest, len(content), pixels.shape[1], pixels.shape[2], kind, mode, None)
+
+
+def _header(content: bytes) -> tuple[str, str]:
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            return image.format or "?", image.mode
+    except OSError:
+        return "array", "array"
+
+
+def _counted(counter: Counter[str]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counter.most_common())

@@ -1,0 +1,155 @@
+"""Real folders hold broken files: training goes on without them, each is named once, too many stop it beforehand."""
+
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tico_ssl import embed, evaluate, pretrain
+from tico_ssl.data.bad_files import BadFiles, readable
+from tico_ssl.data.checking import check
+from tico_ssl.data.decoding import BadImage
+from tico_ssl.data.sources import DataConfig, open_source
+from tico_ssl.errors import UserError
+
+
+def noise(seed, height=24, width=20):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Forty good files in two classes and every kind of bad one."""
+    root = tmp_path / "photos"
+    for number in range(40):
+        path = root / ("cats" if number % 2 else "dogs") / f"{number:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        noise(number).save(path)
+    cats = root / "cats"
+    (cats / "empty.jpg").write_bytes(b"")
+    (cats / "text.png").write_text("not an image")
+    whole = cats / "whole.jpg"
+    noise(99, 64, 64).save(whole)
+    (cats / "truncated.jpg").write_bytes(whole.read_bytes()[:200])
+    whole.unlink()
+    (cats / "link.png").symlink_to("nowhere.png")
+    return root
+
+
+BAD = {"cats/empty.jpg", "cats/text.png", "cats/truncated.jpg", "cats/link.png"}
+
+
+def test_training_goes_on_and_names_each_bad_file_once(tmp_path, tiny, folder, capsys):
+    tiny |= {"data.limit": None, "training.batch_size": 11, "data.most_bad": 0.2, "training.epochs": 4}
+    run = pretrain("demo", data=str(folder), out=tmp_path / "run", overrides=tiny)
+    lines = [json.loads(line) for line in run.bad_files_file.read_text().splitlines()]
+    assert sorted(line["file"] for line in lines) == sorted(BAD)
+    reasons = {line["file"]: line["reason"] for line in lines}
+    assert reasons["cats/empty.jpg"] == "empty file"
+    assert "4 bad files left out" in capsys.readouterr().out
+    assert len(run.metrics()) == 16
+
+
+def test_too_many_stop_the_run_before_it_begins(tmp_path, tiny, folder):
+    tiny |= {"data.limit": None, "training.batch_size": 8}
+    with pytest.raises(UserError, match=r"photos: 4 of 44 files tried cannot be read, such as cats/.*data\.most_bad"):
+        pretrain("demo", data=str(folder), out=tmp_path / "run", overrides=tiny)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unreadable_image_is_replaced_by_the_next_readable_one(folder):
+    source, bad = open_source(DataConfig(source=str(folder))), BadFiles()
+    places = {source.names(i): i for i in range(len(source))}
+    assert torch.equal(readable(source, places["cats/text.png"], bad), source.fetch(places["dogs/00.png"]))
+    assert set(bad.reasons) <= BAD
+    with pytest.raises(BadImage):
+        source.fetch(places["cats/text.png"])
+
+
+def test_nothing_readable_is_said(tmp_path):
+    (tmp_path / "a.png").write_text("x")
+    (tmp_path / "b.png").write_text("y")
+    with pytest.raises(UserError, match="not one of the 2 images can be read"):
+        readable(open_source(DataConfig(source=str(tmp_path))), 0, BadFiles())
+
+
+def test_features_leave_bad_files_out_with_their_labels(tmp_path, tiny, folder):
+    run = pretrain("demo", out=tmp_path / "run", overrides=tiny | {"training.epochs": 1})
+    out = embed(run.folder, data=str(folder), out=tmp_path / "features.npz")
+    with np.load(out) as archive:
+        assert len(archive["names"]) == len(archive["features"]) == len(archive["labels"]) == 40
+        for name, label in zip(archive["names"], archive["labels"]):
+            assert label == (0 if name.startswith("cats") else 1)
+    numbers = evaluate(run.folder, "knn", data=str(folder)).numbers
+    assert 0 <= numbers["trained"]["top1_k20"] <= 100
+
+
+def test_check_finds_bad_files_sizes_formats_and_duplicates(folder):
+    (folder / "dogs" / "again.png").write_bytes((folder / "dogs" / "00.png").read_bytes())
+    noise(7, 30, 50).save(folder / "dogs" / "grey.webp", lossless=True)
+    report = check(open_source(DataConfig(source=str(folder))))
+    assert {name for name, _ in report.bad} == BAD
+    assert report.files == 46
+    assert report.formats == {"PNG": 41, "WEBP": 1}
+    assert report.duplicates == [["dogs/00.png", "dogs/again.png"]]
+    assert (report.heights.max(), report.widths.max()) == (30, 50)
+    text = "\n".join(report.lines())
+    assert "46 files" in text
+    assert "42 readable" in text
+    assert "1 files have the content of another, such as dogs/00.png = dogs/again.png" in text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names of any bytes are Linux's")
+def test_names_of_any_bytes(tmp_path, tiny):
+    root = tmp_path / "odd"
+    root.mkdir()
+    for number, name in enumerate([b"caf\xe9.png", "日本 .png".encode(), b"new\nline.png", b"quote'\".png"]):
+        noise(number).save(os.fsdecode(os.fsencode(root) + b"/" + name), format="PNG")
+    (root / os.fsdecode(b"bad\xff.png")).write_text("not an image")
+    source = open_source(DataConfig(source=str(root)))
+    assert len(source) == 5
+    report = check(source)
+    assert [name for name, _ in report.bad] == ["bad\\xff.png"]
+    tiny |= {"data.limit": None, "training.batch_size": 2, "data.most_bad": 0.5, "training.epochs": 1}
+    run = pretrain("demo", data=str(root), out=tmp_path / "run", overrides=tiny)
+    assert json.loads(run.bad_files_file.read_text())["file"] == "bad\\xff.png"
+    assert embed(run.folder, out=tmp_path / "features.csv").read_text(encoding="utf-8").count("caf\\xe9.png") == 1
+
+
+def test_a_text_file_lists_paths(tmp_path, folder):
+    (tmp_path / "list.txt").write_text("# mine\nphotos/dogs/02.png\n\nphotos/cats/01.png\n")
+    source = open_source(DataConfig(source=str(tmp_path / "list.txt")))
+    assert [source.names(i) for i in range(2)] == ["photos/dogs/02.png", "photos/cats/01.png"]
+    assert source.labels is None
+    assert torch.equal(source.fetch(1), torch.from_numpy(np.asarray(noise(1)).transpose(2, 0, 1).copy()))
+    (tmp_path / "list.txt").write_text("photos/dogs/nowhere.png\n")
+    with pytest.raises(UserError, match=r"list\.txt: names a file that does not exist: photos/dogs/nowhere\.png"):
+        open_source(DataConfig(source=str(tmp_path / "list.txt")))
+
+
+def test_several_folders_are_one_source(tmp_path):
+    for place in ("one/a", "one/b", "two/b", "two/c"):
+        (tmp_path / place).mkdir(parents=True)
+        noise(len(place)).save(tmp_path / place / "0.png")
+    both = open_source(DataConfig(source=[str(tmp_path / "one"), str(tmp_path / "two")]))
+    assert both.classes == ("a", "b", "c")
+    assert both.labels.tolist() == [0, 1, 1, 2]
+    assert both.names(2) == "two/b/0.png"
+    flat = open_source(DataConfig(source=[str(tmp_path / "one" / "a"), str(tmp_path / "two")]))
+    assert len(flat) == 3
+    assert flat.labels is None
+
+
+def test_ten_thousand_files_are_indexed(tmp_path):
+    names = [tmp_path / f"{folder:03}" / f"{number:03}.jpg" for folder in range(20) for number in range(500)]
+    for name in names:
+        name.parent.mkdir(exist_ok=True)
+        name.touch()
+    source = open_source(DataConfig(source=str(tmp_path)))
+    assert len(source) == 10_000
+    assert source.names(7) == "000/007.jpg"
+    assert source.labels.bincount().tolist() == [500] * 20

@@ -1,0 +1,420 @@
+"""Packed files: what goes in comes out, whatever interrupts the packing; what is damaged is refused."""
+
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from array import array
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tico_ssl.data import packed
+from tico_ssl.data.decoding import BadImage, decode
+from tico_ssl.data.packed import PAGE, PREAMBLE, open_packed, pack, verify_packed
+from tico_ssl.data.source import Source
+from tico_ssl.errors import UserError
+
+
+def pictures(count: int, channels: int = 3, low: int = 12, high: int = 40, seed: int = 0) -> list[torch.Tensor]:
+    """Smooth images of many sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(low, high, (count, 2), generator=generator).tolist()
+    coarse = torch.rand(count, channels, 4, 4, generator=generator) * 255
+    return [torch.nn.functional.interpolate(c[None], s, mode="bilinear")[0].byte() for c, s in zip(coarse, sizes)]
+
+
+def source_of(images, labelled: bool = True, names=None, name: str = "some") -> Source:
+    labels = torch.arange(len(images)) % 3 if labelled else None
+    names = names or [f"a/{i}.png" for i in range(len(images))]
+    return Source(
+        name, len(images), images.__getitem__, None, labels, ("x", "y", "z") if labelled else (), names.__getitem__
+    )
+
+
+def failing(source: Source, at: int) -> Source:
+    """The same, but the machine stops at one image."""
+
+    def fetch(i: int) -> torch.Tensor:
+        if i == at:
+            raise RuntimeError("stopped")
+        return source.fetch(i)
+
+    return Source(source.name, source.count, fetch, None, source.labels, source.classes, source.names)
+
+
+def error_of(call, path) -> str:
+    """The one line with which a call refuses a file."""
+    with pytest.raises(UserError) as caught:
+        call()
+    line = str(caught.value)
+    assert "\n" not in line
+    assert str(path) in line
+    return line
+
+
+def sections(path) -> dict[str, tuple[int, int]]:
+    """Where everything lies."""
+    content = path.read_bytes()
+    *_, offset, size, _ = PREAMBLE.unpack_from(content)
+    found = json.loads(content[offset : offset + size])["sections"]
+    return {name: (begin, end) for name, (begin, end, _) in found.items()} | {"header": (offset, offset + size)}
+
+
+def flip(path, place: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 0x10]))
+
+
+# -------------------------------------------------------------------------------------------------- round trips
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize(("channels", "jpeg"), [(1, False), (3, False), (4, False), (1, True), (3, True)])
+def test_what_goes_in_comes_out(tmp_path, channels, jpeg, labelled):
+    source, out = source_of(pictures(7, channels), labelled), tmp_path / "deep" / "set.tico"
+    report = pack(source, out, 16, jpeg=jpeg)
+    assert (report.images, report.bad, report.resumed_from, report.bytes) == (7, [], 0, out.stat().st_size)
+    assert [path.name for path in out.parent.iterdir()] == ["set.tico"]
+    found = open_packed(out, verify=True)
+    assert (found.name, len(found), found.classes) == (source.name, 7, source.classes)
+    assert [found.names(i) for i in range(7)] == [source.names(i) for i in range(7)]
+    assert found.names(-1) == source.names(6)
+    assert found.labels.tolist() == source.labels.tolist() if labelled else found.labels is None
+    for i in range(7):
+        image = found.fetch(i)
+        assert image.dtype == torch.uint8
+        assert len(image) == channels
+        assert min(image.shape[1:]) == (min(16, *source.fetch(i).shape[1:]) if jpeg else 16)
+    assert (found.images is None) == (not found.mapped) == jpeg
+    if not jpeg:
+        assert found.images.shape == (7, channels, 16, 16)
+    with pytest.raises(IndexError):
+        found.fetch(7)
+
+
+def test_images_of_the_right_size_are_kept_exactly(tmp_path):
+    images = torch.randint(0, 256, (9, 3, 8, 8), dtype=torch.uint8)
+    source = Source("arrays", 9, images.__getitem__, images)
+    pack(source, tmp_path / "a.tico", 8)
+    assert torch.equal(open_packed(tmp_path / "a.tico").images, images)
+    assert open_packed(tmp_path / "a.tico").names(3) == "3"
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(names=st.lists(st.binary(max_size=30), min_size=1, max_size=5), title=st.binary(min_size=1, max_size=9))
+def test_names_may_hold_any_bytes(tmp_path, names, title):
+    out = tmp_path / "n.tico"
+    out.unlink(missing_ok=True)
+    decoded = [os.fsdecode(name) for name in names]
+    source = source_of([torch.zeros(3, 4, 4, dtype=torch.uint8)] * len(names), names=decoded, name=os.fsdecode(title))
+    pack(Source(*list(vars(source).values())[:5], classes=(os.fsdecode(title),), names=source.names), out, 4)
+    found = open_packed(out)
+    assert [os.fsencode(found.names(i)) for i in range(len(found))] == names
+    assert os.fsencode(found.name) == os.fsencode(found.classes[0]) == title
+
+
+@settings(deadline=None, max_examples=40)
+@given(height=st.integers(1, 70), width=st.integers(1, 70), size=st.integers(1, 40), seed=st.integers(0, 99))
+def test_squares_are_those_of_pillow(height, width, size, seed):
+    image = pictures(1, 3, 80, 81, seed)[0][:, :height, :width]
+    found = torch.frombuffer(bytearray(packed._square(image, size)), dtype=torch.uint8).view(3, size, size)
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+    picture = picture.crop((left, top, left + side, top + side)).resize((size, size), Image.Resampling.BICUBIC)
+    assert np.abs(found.permute(1, 2, 0).numpy().astype(int) - np.asarray(picture).astype(int)).max() <= 2
+
+
+def test_jpegs_keep_their_shape_and_are_never_enlarged(tmp_path):
+    images = [pictures(1, 3, 100, 101)[0][:, :60], pictures(1, 3, 100, 101)[0][:, :, :50], pictures(1, 3, 9, 10)[0]]
+    pack(source_of(images), tmp_path / "j.tico", 20, jpeg=True, quality=95)
+    found = open_packed(tmp_path / "j.tico")
+    assert [tuple(found.fetch(i).shape[1:]) for i in range(3)] == [(20, 33), (40, 20), (9, 9)]
+    stream = io.BytesIO()
+    Image.fromarray(images[2].permute(1, 2, 0).contiguous().numpy()).save(stream, "JPEG", quality=95)
+    assert torch.equal(found.fetch(2), decode(stream.getvalue()))
+
+
+def test_a_tensor_over_the_file_that_cannot_harm_it(tmp_path):
+    out = tmp_path / "m.tico"
+    pack(source_of(pictures(3)), out, 8)
+    before = out.read_bytes()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = open_packed(out)
+    with out.open("r+b") as file:  # what the file says now is what the tensor says
+        file.seek(PAGE + 5)
+        file.write(b"\x07")
+    assert found.images.view(-1)[5] == 7
+    found.images.fill_(1)
+    with out.open("r+b") as file:
+        file.seek(PAGE)
+        file.write(before[PAGE : PAGE + 6])
+    assert out.read_bytes() == before
+
+
+def test_a_file_larger_than_memory_opens_at_once(tmp_path):
+    """Linux would refuse a plain private mapping of it."""
+    out, size = tmp_path / "sparse.tico", 3 << 40  # bytes of nothing
+    work = packed.Unfinished(out, b"")
+    work.channels, work.kept = size >> 20, array("q", (0, size, 0))
+    try:
+        work.data.truncate(PAGE + size)
+    except OSError:
+        pytest.skip("the file system has no sparse files")
+    work.finish(source_of([None]), [b"a"], 1024, "fixed")
+    found = open_packed(out)
+    assert found.images.numel() == size
+    assert found.images[0, -1].sum() == 0
+    assert found.names(0) == "a"
+
+
+# ---------------------------------------------------------------------------------------------------- packing
+
+
+@pytest.mark.parametrize("jpeg", [False, True])
+def test_the_same_bytes_whatever_the_workers(tmp_path, jpeg):
+    source, contents = source_of(pictures(30)), set()
+    for workers in (1, 2, 5):
+        threads = torch.get_num_threads()
+        pack(source, tmp_path / f"{workers}.tico", 11, jpeg=jpeg, workers=workers, label="packing")
+        assert torch.get_num_threads() == threads
+        contents.add((tmp_path / f"{workers}.tico").read_bytes())
+    assert len(contents) == 1
+
+
+def with_bad(images, bad: dict[int, Exception], **settings) -> Source:
+    source = source_of(images, **settings)
+
+    def fetch(i: int) -> torch.Tensor:
+        if i in bad:
+            raise bad[i]
+        return images[i]
+
+    return Source(source.name, source.count, fetch, None, source.labels, source.classes, source.names)
+
+
+def test_bad_images_are_left_out_and_reported(tmp_path):
+    images = pictures(8)
+    images[3] = torch.zeros(1, 9, 9, dtype=torch.uint8)
+    images[5] = torch.zeros(3, 9, 9)
+    source = with_bad(images, {0: BadImage("0.png", "empty file"), 6: OSError("cannot identify")})
+    report = pack(source, tmp_path / "b.tico", 8)
+    assert report.images == 4
+    assert [name for name, _ in report.bad] == ["a/0.png", "a/3.png", "a/5.png", "a/6.png"]
+    assert [reason.split(",")[0] for _, reason in report.bad][:2] == ["empty file", "1 channels"]
+    found = open_packed(tmp_path / "b.tico", verify=True)
+    assert [found.names(i) for i in range(4)] == ["a/1.png", "a/2.png", "a/4.png", "a/7.png"]
+    assert found.labels.tolist() == [1, 2, 1, 1]
+
+
+def test_nothing_but_bad_images_leaves_no_file(tmp_path):
+    source = with_bad(pictures(2), {i: BadImage(str(i), "empty file") for i in range(2)})
+    for broken in (source, source_of([])):
+        assert "none of" in error_of(lambda: pack(broken, tmp_path / "b.tico", 8), "some")  # noqa: B023
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_jpeg_too_long_for_the_format_is_a_bad_image(tmp_path):
+    images = [*pictures(2), torch.zeros(3, 1, 66_000, dtype=torch.uint8), *pictures(2)]
+    assert [name for name, _ in pack(source_of(images), tmp_path / "l.tico", 8, jpeg=True).bad] == ["a/2.png"]
+
+
+def test_what_cannot_be_packed_is_refused(tmp_path):
+    source, out = source_of(pictures(2)), tmp_path / "r.tico"
+    assert ".tico" in error_of(lambda: pack(source, tmp_path / "r.bin", 8), "r.bin")
+    error_of(lambda: pack(source, out, 0), "size 0")
+    error_of(lambda: pack(source, out, 8, workers=0), "workers 0")
+    error_of(lambda: pack(source, out, 8, jpeg=True, quality=101), "quality 101")
+    assert "4 channels" in error_of(lambda: pack(source_of(pictures(2, 4)), out, 8, jpeg=True), "some")
+    (tmp_path / "file").write_text("")
+    error_of(lambda: pack(source, tmp_path / "file" / "r.tico", 8), "cannot be written")
+    pack(source, out, 8)
+    before = out.read_bytes()
+    assert "exists" in error_of(lambda: pack(source, out, 8), out)
+    assert out.read_bytes() == before
+
+
+def test_a_full_disk_is_one_line_and_work_is_kept(tmp_path, monkeypatch):
+    source, out = source_of(pictures(6)), tmp_path / "d.tico"
+    append = packed.Unfinished.append
+
+    def full(self, *result):
+        if self.done == 4:
+            raise OSError(28, "No space left on device")
+        append(self, *result)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packed.Unfinished, "append", full)
+        assert "No space left" in error_of(lambda: pack(source, out, 8), out)
+    assert pack(source, out, 8).resumed_from == 4
+
+
+# ----------------------------------------------------------------------------------------------- interruptions
+
+
+@pytest.mark.parametrize("jpeg", [False, True])
+def test_packing_continues_where_it_was_stopped(tmp_path, jpeg):
+    source = with_bad(pictures(40), {7: BadImage("7", "odd \udcff reason"), 20: BadImage("20", "")})
+    pack(source, tmp_path / "whole.tico", 9, jpeg=jpeg)
+    out = tmp_path / "parts.tico"
+    for stop in (3, 4, 9, 21, 31, 36):
+        with pytest.raises(RuntimeError, match="stopped"):
+            pack(failing(source, stop), out, 9, jpeg=jpeg)
+        assert not out.exists()
+    report = pack(source, out, 9, jpeg=jpeg)
+    assert report.resumed_from >= 20
+    assert [name for name, _ in report.bad] == ["a/7.png", "a/20.png"]
+    assert out.read_bytes() == (tmp_path / "whole.tico").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["parts.tico", "whole.tico"]
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(draw=st.data())
+def test_whatever_a_crash_leaves_the_file_comes_out_the_same(tmp_path, draw):
+    """The unfinished file and its journal cut anywhere, or overwritten with zeros from anywhere, as a power cut may."""
+    source, out = source_of(pictures(12)), tmp_path / "c.tico"
+    whole = tmp_path / "w.tico"
+    if not whole.exists():
+        pack(source, whole, 6, jpeg=True)
+    out.unlink(missing_ok=True)
+    with pytest.raises(RuntimeError):
+        pack(failing(source, 10), out, 6, jpeg=True, workers=1)
+    for end in (".partial", ".journal"):
+        path = tmp_path / f"c.tico{end}"
+        content = path.read_bytes()
+        cut = draw.draw(st.integers(0, len(content)))
+        path.write_bytes(content[:cut] + bytes(draw.draw(st.sampled_from([0, len(content) - cut]))))
+    pack(source, out, 6, jpeg=True)
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_killed_between_the_last_image_and_the_name(tmp_path, monkeypatch):
+    source, out = source_of(pictures(6)), tmp_path / "k.tico"
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packed.os, "replace", stop)
+        with pytest.raises(KeyboardInterrupt):
+            pack(source, out, 8)
+    assert pack(source, out, 8).resumed_from == 6
+    pack(source, tmp_path / "whole.tico", 8)
+    assert out.read_bytes() == (tmp_path / "whole.tico").read_bytes()
+
+
+def test_other_work_starts_over(tmp_path):
+    images = pictures(20)
+    source, out = source_of(images), tmp_path / "o.tico"
+    others = [
+        (source, {"size": 9}),
+        (source, {"size": 8, "jpeg": True}),
+        (source, {"size": 8, "jpeg": True, "quality": 50}),
+        (source_of(images[:19]), {"size": 8}),
+        (source_of(images, names=[f"b/{i}.png" for i in range(20)]), {"size": 8}),
+        (source_of(pictures(20, seed=1)), {"size": 8}),  # the same names, other pixels
+    ]
+    for other, setting in others:
+        with pytest.raises(RuntimeError):
+            pack(failing(source, 15), out, 8)
+        assert (tmp_path / "o.tico.journal").exists()
+        assert pack(other, out, **setting).resumed_from == 0
+        verify_packed(out)
+        out.unlink()
+
+
+SLOW = """
+    import sys, time
+    sys.path.insert(0, {tests!r})
+    from pathlib import Path
+    from test_packed import Source, pack, pictures, source_of
+    source = source_of(pictures(60))
+    fetch = lambda i: (time.sleep(0.01), source.fetch(i))[1]
+    slow = Source(source.name, source.count, fetch, None, source.labels, source.classes, source.names)
+    pack(slow, Path(sys.argv[1]), 10)
+"""
+
+
+def test_a_killed_process_is_continued(tmp_path):
+    out, code = tmp_path / "s.tico", textwrap.dedent(SLOW.format(tests=os.path.dirname(__file__)))  # noqa: PTH120
+    process = subprocess.Popen([sys.executable, "-c", code, str(out)])
+    journal, deadline = tmp_path / "s.tico.journal", time.monotonic() + 60
+    while time.monotonic() < deadline and not (journal.exists() and journal.read_bytes().count(b"\n") > 10):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    report = pack(source_of(pictures(60)), out, 10)
+    assert 10 <= report.resumed_from < 60
+    pack(source_of(pictures(60)), tmp_path / "whole.tico", 10)
+    assert out.read_bytes() == (tmp_path / "whole.tico").read_bytes()
+
+
+# --------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.fixture(params=[False, True], ids=["fixed", "jpeg"])
+def file(request, tmp_path):
+    pack(source_of(pictures(10)), tmp_path / "f.tico", 12, jpeg=request.param)
+    return tmp_path / "f.tico"
+
+
+def test_what_is_no_packed_file_is_refused(tmp_path):
+    for content in (b"", b"TICO", b"PK\x03\x04" + bytes(9000)):
+        (tmp_path / "x.tico").write_bytes(content)
+        assert "not a packed file" in error_of(lambda: open_packed(tmp_path / "x.tico"), "x.tico")
+    error_of(lambda: open_packed(tmp_path / "none.tico"), "none.tico")
+    error_of(lambda: open_packed(tmp_path), tmp_path)
+
+
+def test_another_version_is_refused(file):
+    content = bytearray(file.read_bytes())
+    content[8] = 2
+    file.write_bytes(content)
+    assert "version 2" in error_of(lambda: open_packed(file), file)
+
+
+def test_cut_anywhere_it_is_refused(file):
+    content, draw = file.read_bytes(), random.Random(0)
+    edges = [place + step for pair in sections(file).values() for place in pair for step in (-1, 0, 1)]
+    for cut in [*draw.sample(range(len(content)), 60), *edges, PAGE - 1, 40, 8]:
+        if cut < len(content):
+            file.write_bytes(content[:cut])
+            assert "cut short" in error_of(lambda: open_packed(file), file) or cut < 8
+    file.write_bytes(content + b"\0")
+    assert "too long" in error_of(lambda: open_packed(file), file)
+
+
+def test_any_flipped_byte_is_found(file):
+    draw, content = random.Random(0), file.read_bytes()
+    for name, (begin, end) in (sections(file) | {"first page": (12, PAGE)}).items():
+        for place in {begin, end - 1, *draw.sample(range(begin, end), 12)}:
+            flip(file, place)
+            if name == "data":
+                open_packed(file)  # which does not read the images
+                assert "damaged (image" in error_of(lambda: verify_packed(file), file)
+            else:
+                assert f"damaged ({name})" in error_of(lambda: open_packed(file), file)
+            flip(file, place)
+    assert file.read_bytes() == content
+    verify_packed(file)
+
+
+def test_an_unfinished_file_is_not_a_packed_one(tmp_path):
+    with pytest.raises(RuntimeError):
+        pack(failing(source_of(pictures(20)), 15), tmp_path / "u.tico", 8)
+    assert "not a packed file" in error_of(lambda: open_packed(tmp_path / "u.tico.partial"), "u.tico")
