@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from tico_ssl.views.resampling import resized_crop
+
 __all__ = [
     "adjust_brightness",
     "adjust_contrast",
@@ -30,79 +32,6 @@ __all__ = [
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 LUMA = (0.2989, 0.587, 0.114)
 BLOCK = 32  # pixels blurred by one product; measured fastest of 32 to 224 on a CPU
-
-
-def resized_crop(
-    images: Tensor | Sequence[Tensor],
-    top: Tensor,
-    left: Tensor,
-    height: Tensor,
-    width: Tensor,
-    flip: Tensor,
-    size: int,
-) -> Tensor:
-    """Cut one box from each image, resize it to ``size`` x ``size`` (antialiased bicubic), mirror it where ``flip``.
-
-    ``images`` is a batch (N, C, H, W), or a sequence of (C, H, W) images of different sizes; integer images are divided
-    by 255. Boxes are integer-valued and lie inside their image. The result is float32 (N, C, size, size) in [0, 1].
-    """
-    parameters = (top, left, height, width, flip)
-    if isinstance(images, Tensor):
-        _check(images, *parameters)
-        return _resample(images, parameters, size)
-    if not images or any(image.ndim != 3 for image in images):
-        raise ValueError(f"expected images as (C, H, W), got shapes {[tuple(image.shape) for image in images]}")
-    if any(parameter.shape != (len(images),) for parameter in parameters):
-        raise ValueError(f"expected parameters of shape ({len(images)},)")
-    return torch.cat([_resample(x[None], [p[i : i + 1] for p in parameters], size) for i, x in enumerate(images)])
-
-
-def _resample(images: Tensor, parameters: Sequence[Tensor], size: int) -> Tensor:
-    """Resize as (vertical weights) . (image) . (horizontal weights)^T.
-
-    As in PIL the horizontal product comes first and is clipped, which cuts off the cubic's overshoot between the two
-    (Pillow 13 swaps them for boxes shrunk mostly in height). The other order costs as much on square images and more on
-    landscape ones (C.H.S.(W + S) against C.W.S.(H + S) multiplications), so there is nothing to gain from it.
-    """
-    top, left, height, width, flip = parameters
-    n, channels, rows, columns = images.shape
-    pixels = images.to(torch.float32) if images.is_floating_point() else images / 255
-    horizontal = _cubic_weights(left, width, columns, size, flip)
-    vertical = _cubic_weights(top, height, rows, size, torch.zeros_like(flip))
-    # One product per sample over all rows of all channels.
-    squeezed = torch.bmm(pixels.reshape(n, channels * rows, columns), horizontal.transpose(1, 2)).clamp_(0, 1)
-    return (vertical.unsqueeze(1) @ squeezed.view(n, channels, rows, size)).clamp_(0, 1)
-
-
-def _cubic_weights(start: Tensor, extent: Tensor, length: int, size: int, reverse: Tensor) -> Tensor:
-    """Weights (N, size, length) which resample ``extent`` pixels from ``start`` of a ``length``-pixel axis to ``size``.
-
-    As in PIL: Keys' cubic (a = -1/2), stretched when shrinking, renormalised over the pixels inside the box. Reversed
-    rows mirror the result at no cost.
-    """
-    start, extent, mirrored = (p.to(torch.float32).view(-1, 1, 1) for p in (start, extent, reverse))
-    scale = extent / size
-    stretch = scale.clamp_min(1)
-    target = torch.arange(size, device=start.device, dtype=torch.float32).view(1, -1, 1)
-    centre = (torch.lerp(target, size - 1 - target, mirrored) + 0.5) * scale
-    source = torch.arange(length, device=start.device, dtype=torch.float32) - start + 0.5
-    # A pixel outside the box is infinitely far from every output pixel: its weight is zero.
-    source = torch.where((source > 0) & (source < extent), source, torch.inf)
-    weights = _keys_cubic(source / stretch - centre / stretch)
-    return weights.div_(weights.sum(dim=2, keepdim=True))
-
-
-def _keys_cubic(distance: Tensor) -> Tensor:
-    """Keys' cubic kernel (a = -1/2) of a distance; the argument is overwritten.
-
-    Both pieces without a branch: u^2 (u - 1) / 2 on |t| < 2 with u = 2 - |t|, plus v^2 (1 - 2v) on |t| < 1 with
-    v = 1 - |t|.
-    """
-    outer = distance.abs_().neg_().add_(2).clamp_min_(0)
-    shifted = outer - 1
-    inner = shifted.clamp_min(0)
-    shifted.mul_(outer).mul_(outer).mul_(0.5)
-    return shifted.addcmul_(inner.square(), inner.mul_(-2).add_(1))
 
 
 def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
