@@ -10,8 +10,9 @@ from sklearn.linear_model import LogisticRegression
 
 from tico_ssl import embed, evaluate, load_backbone, pretrain
 from tico_ssl.data.decoding import decode
+from tico_ssl.data.sources import DataConfig, open_source
 from tico_ssl.errors import UserError
-from tico_ssl.evaluations import labelled_splits, open_context
+from tico_ssl.evaluations import open_context, splits
 from tico_ssl.evaluations.knn import Voters, knn_predictions
 from tico_ssl.evaluations.linear import fit_linear
 from tico_ssl.evaluations.rankme import rankme
@@ -124,8 +125,7 @@ def test_the_untrained_twin_is_fair(run):
 
 
 def test_data_without_a_test_split_are_split_within_classes(run, folder_of_images):
-    config = run.recipe().data.model_copy(update={"source": str(folder_of_images), "limit": None})
-    train, test, how = labelled_splits(config, 3, seed=0)
+    train, test, how = splits(open_source(DataConfig(source=str(folder_of_images))), None, seed=0)
     assert (len(train), len(test)) == (10, 2)
     assert test.labels.tolist() == [0, 1]
     assert "held out" in how

@@ -271,6 +271,13 @@ def test_a_folder_of_images_of_any_size_without_labels(tmp_path, tiny, folder_of
     assert not any("knn" in key for line in run.metrics() for key in line)
 
 
+def test_knn_is_measured_on_class_folders_without_a_test_split(tmp_path, tiny, folder_of_images):
+    settings = tiny | {"training.batch_size": 4, "training.knn_every_epochs": 2, "data.limit": None}
+    run = pretrain("demo", data=str(folder_of_images), out=tmp_path / "run", overrides=settings)
+    measured = [line["epoch"] for line in run.metrics() if "knn_top1_k20" in line]
+    assert measured == [2, 3]  # every two epochs, and after the last
+
+
 def test_weight_standardisation_is_baked_into_the_saved_backbone(tmp_path, tiny):
     run = pretrain("demo", out=tmp_path / "run", overrides=tiny | {"backbone.weight_standardisation": True})
     backbone = run.backbone()

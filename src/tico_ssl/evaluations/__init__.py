@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tico_ssl import catalogue
 from tico_ssl.data.source import Source
-from tico_ssl.data.sources import DataConfig, open_source, shown
+from tico_ssl.data.sources import open_source, shown
 from tico_ssl.device import choose_device
 from tico_ssl.errors import UserError
 from tico_ssl.features import data_config, extract, image_batches, pixels
@@ -141,18 +141,17 @@ def open_context(run: str | Path, data: str | Sequence[str] | None = None) -> Co
     trained = load_backbone(run)
     config = data_config(run, data)
     seed = open_run(run).recipe().training.seed if Path(run).expanduser().is_dir() else 0
-    train, test, how = labelled_splits(config, trained.config.channels, seed)
+    train = open_source(config, "train", trained.config.channels)
+    assert train is not None  # only a test split can be absent
+    train, test, how = splits(train, open_source(config, "test", trained.config.channels), seed)
     device = choose_device()
     backbones = {"trained": trained, "untrained": untrained_twin(trained, train, seed, device)}
     described = {"source": shown(config), "train": len(train), "test": len(test), "split": how}
     return Context(backbones, train, test, described, digest(file), seed, device)
 
 
-def labelled_splits(config: DataConfig, channels: int, seed: int) -> tuple[Source, Source, str]:
-    """Training and test images: the data's own split, or a seeded one within every class."""
-    train = open_source(config, "train", channels)
-    assert train is not None  # only a test split can be absent
-    test = open_source(config, "test", channels)
+def splits(train: Source, test: Source | None, seed: int) -> tuple[Source, Source, str]:
+    """Images to learn from and to be asked about, and how they were chosen: the data's own, or within every class."""
     if test is not None:
         return train, test, "the data's own"
     order = torch.randperm(len(train), generator=generator(seed, "split"))
@@ -163,12 +162,9 @@ def labelled_splits(config: DataConfig, channels: int, seed: int) -> tuple[Sourc
         held_out[members[: max(1, round(HELD_OUT * len(members)))]] = True
     kept, out = (~held_out).nonzero().ravel(), held_out.nonzero().ravel()
     if len(kept) == 0:
-        raise UserError(f"{shown(config)}: too few images to hold some out for a test")
-    return (
-        train.subset(kept),
-        train.subset(out),
-        f"{HELD_OUT:.0%} held out by seed {seed}, seen without labels in pretraining",
-    )
+        raise UserError(f"{train.name}: too few images to hold some out for a test")
+    how = f"{HELD_OUT:.0%} held out by seed {seed}, seen without labels in pretraining"
+    return train.subset(kept), train.subset(out), how
 
 
 def untrained_twin(trained: Backbone, train: Source, seed: int, device: torch.device) -> Backbone:

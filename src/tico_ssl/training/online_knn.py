@@ -10,7 +10,7 @@ from tico_ssl import distributed
 from tico_ssl.config import Recipe
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_source
-from tico_ssl.evaluations import frozen_features
+from tico_ssl.evaluations import frozen_features, splits
 from tico_ssl.evaluations.knn import Config, knn_accuracy
 from tico_ssl.networks.backbones import Backbone
 
@@ -25,15 +25,14 @@ class OnlineKnn:
 
     @classmethod
     def of(cls, recipe: Recipe[Any], source: Source, device: torch.device) -> "OnlineKnn | None":
-        """For a recipe that asks for it, on data that have labels and a test split."""
+        """For a recipe that asks for it, on data that have labels."""
         settings = recipe.training
         if not settings.knn_every_epochs or source.labels is None or not distributed.is_main():
             return None
-        test = open_source(recipe.data, "test", recipe.backbone.channels)
-        if test is None or test.labels is None:
+        bank, queries, _ = splits(source, open_source(recipe.data, "test", recipe.backbone.channels), settings.seed)
+        if queries.labels is None:
             return None
-        bank = source.limited(settings.knn_images)
-        return cls(bank, test.limited(settings.knn_images), device)
+        return cls(bank.limited(settings.knn_images), queries.limited(settings.knn_images), device)
 
     def measure(self, backbone: nn.Module) -> dict[str, float]:
         """Accuracy in per cent, for the metrics."""
