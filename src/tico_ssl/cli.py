@@ -147,12 +147,11 @@ def check(
 ) -> None:
     """Read every image: sizes, formats, duplicates, and what cannot be read. Exit code 1 if anything is bad."""
     from tico_ssl.data.checking import check as examine
-    from tico_ssl.data.sources import DataConfig, open_source
+    from tico_ssl.data.sources import DataConfig, open_training
     from tico_ssl.json_lines import append_json_line
     from tico_ssl.progress import say
 
-    opened = open_source(DataConfig(source=source), "train", channels)
-    assert opened is not None  # only a test split can be absent
+    opened = open_training(DataConfig(source=source), channels)
     report = examine(opened, channels, workers, label="checking")
     for line in report.lines():
         say(line)
@@ -184,11 +183,10 @@ def pack(
     """Pack images into one memory-mapped file that every verb takes as --data. Goes on where it was stopped."""
     from tico_ssl.data.names import printable
     from tico_ssl.data.packed import pack as write
-    from tico_ssl.data.sources import DataConfig, open_source
+    from tico_ssl.data.sources import DataConfig, open_training
     from tico_ssl.progress import say
 
-    opened = open_source(DataConfig(source=source), "train", channels)
-    assert opened is not None  # only a test split can be absent
+    opened = open_training(DataConfig(source=source), channels)
     report = write(opened, Path(out).expanduser(), size, jpeg, workers=workers, label="packing")
     say(f"wrote {out}: {report.images:,} images, {report.bytes / 2**20:,.1f} MiB, {report.seconds:,.0f} s")
     for name, reason in report.bad[:20]:
@@ -207,15 +205,14 @@ def preview(
 ) -> None:
     """Draw images and what the networks would see of them, for a person to look at."""
     from tico_ssl.config import load_recipe, parse_override
-    from tico_ssl.data.sources import open_source
+    from tico_ssl.data.sources import open_training
     from tico_ssl.progress import say
     from tico_ssl.views import Views
     from tico_ssl.views.sheet import preview as draw
 
     changes = dict(parse_override(text) for text in overrides or []) | {"data.source": source}
     loaded = load_recipe(recipe, changes)
-    opened = open_source(loaded.data, "train", loaded.backbone.channels)
-    assert opened is not None  # only a test split can be absent
+    opened = open_training(loaded.data, loaded.backbone.channels)
     views = Views(loaded.views, loaded.data.image_size, loaded.data.mean, loaded.data.std)
     draw(opened, views, Path(out).expanduser(), count, seed)
     say(f"wrote {out}: originals on top, a row for every view")

@@ -13,7 +13,7 @@ from tico_ssl.data.bad_files import attempts
 from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.names import printable
 from tico_ssl.data.source import Source
-from tico_ssl.data.sources import DataConfig, as_source, open_source
+from tico_ssl.data.sources import DataConfig, as_source, open_training
 from tico_ssl.device import choose_device
 from tico_ssl.errors import UserError
 from tico_ssl.networks.backbones import Backbone
@@ -76,8 +76,7 @@ def embed(run: str | Path, data: str | Sequence[str] | None = None, out: str | P
         raise UserError(f"{out}: features are written as {', '.join(sorted(WRITERS))}")
     backbone = load_backbone(run)
     config = data_config(run, data)
-    source = open_source(config, "train", backbone.config.channels)
-    assert source is not None  # only a test split can be absent
+    source = open_training(config, backbone.config.channels)
     features, places = extract(backbone, source, choose_device(), label="embedding")
     out.parent.mkdir(parents=True, exist_ok=True)
     labels = None if source.labels is None else source.labels[places].numpy()

@@ -3,4 +3,4 @@
 from tico_ssl.data.bad_files import BadFiles, survey
 from tico_ssl.data.loader import Loader
 from tico_ssl.data.source import Source
-from tico_ssl.data.sources import DataConfig, as_source, open_source
+from tico_ssl.data.sources import DataConfig, as_source, open_source, open_training

@@ -14,7 +14,7 @@ from tico_ssl.errors import UserError
 SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test", "val", "valid", "validation")}
 
 
-def open_folder(root: Path, split: Split, channels: int = 3, shorter: int | None = None) -> Source | None:
+def open_folder(root: Path, split: Split, channels: int = 3) -> Source | None:
     """Image files at any depth. Labels exist when every file lies in one of two or more class folders."""
     folder = _split_folder(root, split)
     if folder is None:
@@ -24,17 +24,17 @@ def open_folder(root: Path, split: Split, channels: int = 3, shorter: int | None
     classes = tuple(sorted(_subfolders(_split_folder(root, "train") or root)))
     labels = _labels_by_folder(files, folder, classes)
     name = folder.name if folder == root else f"{root.name}/{folder.name}"
-    return _source(name, folder, files, channels, shorter, labels, classes if labels is not None else ())
+    return _source(name, folder, files, channels, labels, classes if labels is not None else ())
 
 
-def open_list(path: Path, channels: int = 3, shorter: int | None = None) -> Source:
+def open_list(path: Path, channels: int = 3) -> Source:
     """The files that a text names, one a line, relative to the text; empty lines and comments (#) do not count."""
     lines = [os.fsdecode(line.strip()) for line in path.read_bytes().splitlines()]
     files = [line for line in lines if line and not line.startswith("#")]
     missing = next((file for file in files if not (path.parent / file).exists()), None)
     if missing is not None:
         raise UserError(f"{path}: names a file that does not exist: {printable(missing)}")
-    return _source(path.name, path.parent, files, channels, shorter, None, ())
+    return _source(path.name, path.parent, files, channels, None, ())
 
 
 def _source(
@@ -42,7 +42,6 @@ def _source(
     folder: Path,
     files: list[str],
     channels: int,
-    shorter: int | None,
     labels: Tensor | None,
     classes: tuple[str, ...],
 ) -> Source:
@@ -50,7 +49,7 @@ def _source(
     return Source(
         name,
         len(names),
-        lambda i: decode(folder / names[i], channels, printable(names[i]), shorter),
+        lambda i: decode(folder / names[i], channels, printable(names[i])),
         labels=labels,
         classes=classes,
         names=names.__getitem__,

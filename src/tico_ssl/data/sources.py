@@ -68,6 +68,13 @@ def open_source(config: DataConfig, split: Split = "train", channels: int = 3) -
     return source.limited(config.limit) if split == "train" else source
 
 
+def open_training(config: DataConfig, channels: int = 3) -> Source:
+    """The training images of a recipe: only a test split can be absent."""
+    source = open_source(config, "train", channels)
+    assert source is not None
+    return source
+
+
 def as_source(data: str | os.PathLike[str] | Sequence[str]) -> str | list[str]:
     """What a caller names, as a recipe writes it: one place, or several."""
     if isinstance(data, str | os.PathLike):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tico_ssl import catalogue
 from tico_ssl.data.source import Source
-from tico_ssl.data.sources import open_source, shown
+from tico_ssl.data.sources import open_source, open_training, shown
 from tico_ssl.device import choose_device
 from tico_ssl.errors import UserError
 from tico_ssl.features import data_config, extract, image_batches, pixels
@@ -141,8 +141,7 @@ def open_context(run: str | Path, data: str | Sequence[str] | None = None) -> Co
     trained = load_backbone(run)
     config = data_config(run, data)
     seed = open_run(run).recipe().training.seed if Path(run).expanduser().is_dir() else 0
-    train = open_source(config, "train", trained.config.channels)
-    assert train is not None  # only a test split can be absent
+    train = open_training(config, trained.config.channels)
     train, test, how = splits(train, open_source(config, "test", trained.config.channels), seed)
     device = choose_device()
     backbones = {"trained": trained, "untrained": untrained_twin(trained, train, seed, device)}

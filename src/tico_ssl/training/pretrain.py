@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from tico_ssl import catalogue, distributed
 from tico_ssl.config import Recipe, load_recipe
 from tico_ssl.contracts import Batch, StepOutput
-from tico_ssl.data import BadFiles, Loader, Source, as_source, open_source, survey
+from tico_ssl.data import BadFiles, Loader, Source, as_source, open_training, survey
 from tico_ssl.device import autocast, choose_device, resolve_precision
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.batch_norm import share_statistics
@@ -66,8 +66,7 @@ def default_folder(recipe: str | Path | Mapping[str, Any]) -> Path:
 def train(recipe: Recipe[Any], run: Run, device: torch.device, overwrite: bool = False) -> None:
     """Everything between a recipe and a trained backbone in its run folder."""
     settings, seed = recipe.training, recipe.training.seed
-    source = open_source(recipe.data, "train", recipe.backbone.channels)
-    assert source is not None  # only a test split can be absent
+    source = open_training(recipe.data, recipe.backbone.channels)
     bad = BadFiles()
     survey(source, recipe.data.most_bad, bad, settings.workers)
     loader = Loader(source, settings.batch_size, seed, device, settings.workers, bad)
