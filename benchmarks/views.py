@@ -1,18 +1,23 @@
-"""Two BYOL views per image on one CPU thread: this package against lightly and torchvision, in one run.
+"""Two BYOL views per image: this package against lightly and torchvision, in one run.
 
-    python benchmarks/views.py [--out FILE]     # lightly is measured when it is installed
+    python benchmarks/views.py [--out FILE]                  # one CPU thread; lightly is measured when it is installed
+    python benchmarks/views.py --device cuda [--out FILE]    # the batched executor alone, by kernels and by operations
 
 Each side begins where it would begin in a training script: this package with a decoded uint8 batch, the others with PIL
-images, one at a time. The best of several rounds counts, the rounds of all sides taking turns.
+images, one at a time. The best of several rounds counts, the rounds of all sides taking turns. On a GPU the images lie
+there, the random numbers are drawn and decided on by the CPU before the clock starts, and the median of many calls
+between two events counts; beside it, the rate of a loop that draws for every call.
 """
 
 import argparse
 import json
 import platform
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -22,7 +27,8 @@ from torchvision.transforms import v2
 from tico_ssl.config import load_recipe
 from tico_ssl.randomness import generator
 from tico_ssl.run_folder import environment
-from tico_ssl.views import Views
+from tico_ssl.views import Views, executor
+from tico_ssl.views.executor import sizes_of
 
 ROUNDS, SECONDS = 5, 2.0
 
@@ -99,13 +105,70 @@ def measure(sides: dict[str, Callable[[], int]]) -> dict[str, float]:
     return best
 
 
+def on_gpu(source: int, size: int, count: int, blur: bool) -> dict[str, Any]:
+    """Views per second of one GPU."""
+    device = torch.device("cuda")
+    policy = load_recipe("demo", {"views": "byol" if blur else "byol-small"}).views
+    views = Views(policy, size, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), torch.bfloat16)
+    images = torch.randint(0, 256, (count, 3, source, source), dtype=torch.uint8, device=device)
+    sizes = sizes_of(images)
+    decisions = views.decide(views.draw(count, generator(0, "views", 0)), sizes).to(device)
+
+    def make() -> None:
+        views.finish(views.crop(images, decisions), decisions)
+
+    def draw_and_make(step: int) -> None:
+        decisions.copy_(views.decide(views.draw(count, generator(0, "views", step)), sizes))
+        make()
+
+    line: dict[str, Any] = {"from": source, "to": size, "batch": count, "blur": blur}
+    assert executor.by_kernels(device)
+    line["kernels"] = round(2 * count / _median_seconds(make))
+    start = time.perf_counter()
+    for step in range(100):
+        draw_and_make(step)
+    torch.cuda.synchronize()
+    line["kernels, with the draws"] = round(200 * count / (time.perf_counter() - start))
+    chosen, executor.by_kernels = executor.by_kernels, lambda device: False  # type: ignore[assignment]
+    line["operations"] = round(2 * count / _median_seconds(make))
+    executor.by_kernels = chosen
+    return line
+
+
+def _median_seconds(work: Callable[[], None], calls: int = 50) -> float:
+    seconds = []
+    for number in range(calls + 5):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        if number >= 5:
+            seconds.append(begin.elapsed_time(end) / 1000)
+    return statistics.median(seconds)
+
+
 def main() -> None:
     """Print one JSON line per size, and a ratio to every other side."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     lines = [{"machine": environment() | {"lightly": _version("lightly")}, "python": platform.python_version()}]
+    lines += on_gpus() if arguments.device == "cuda" else on_one_thread()
+    if arguments.out:
+        arguments.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def on_gpus() -> Iterator[dict[str, Any]]:
+    """Small images and large ones."""
+    for source, size, count, blur in ((32, 32, 4096, False), (32, 32, 512, False), (256, 224, 512, True)):
+        yield shown(on_gpu(source, size, count, blur))
+
+
+def on_one_thread() -> Iterator[dict[str, Any]]:
+    """Small images and large ones, with the ratio to every other side."""
+    torch.set_num_threads(1)
     for source, size, count, blur in ((32, 32, 128, False), (256, 224, 16, True)):
         images = torch.randint(0, 256, (count, 3, source, source), dtype=torch.uint8)
         pictures = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in images]
@@ -115,10 +178,13 @@ def main() -> None:
         speed = measure(sides)
         ratios = {f"times {name}": round(speed["tico_ssl"] / value, 2) for name, value in speed.items()}
         rounded = {name: round(value) for name, value in speed.items()}
-        lines.append({"from": source, "to": size, "blur": blur, "views_per_second": rounded} | ratios)
-        print(json.dumps(lines[-1]))
-    if arguments.out:
-        arguments.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        yield shown({"from": source, "to": size, "blur": blur, "views_per_second": rounded} | ratios)
+
+
+def shown(line: dict[str, Any]) -> dict[str, Any]:
+    """The line, printed."""
+    print(json.dumps(line), flush=True)
+    return line
 
 
 def _version(package: str) -> str | None:

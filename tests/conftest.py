@@ -8,6 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels are then run by an interpreter; read when they are imported
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _few_threads():

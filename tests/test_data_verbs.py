@@ -1,6 +1,8 @@
-"""`tico data check | pack | preview`, and every kind of data through the whole of training."""
+"""`tico data check | pack | verify | preview`, and every kind of data through the whole of training."""
 
+import gzip
 import io
+import sys
 import tarfile
 
 import numpy as np
@@ -10,7 +12,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from tico_ssl import pretrain
-from tico_ssl.cli import app
+from tico_ssl.cli import app, main
+from tico_ssl.data.decoding import decode
+from tico_ssl.data.packed import PAGE
 from tico_ssl.data.sources import DataConfig, open_source
 from tico_ssl.errors import UserError
 
@@ -35,6 +39,17 @@ def test_check_says_what_is_there(tico, folder_of_images, tmp_path):
     assert '"file": "cats/bad.png"' in (tmp_path / "bad.jsonl").read_text()
 
 
+def test_large_jpegs_are_reduced_to_be_packed_but_not_to_be_checked(tico, tmp_path):
+    root = tmp_path / "photographs"
+    root.mkdir()
+    noise = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    Image.fromarray(noise).resize((1600, 1200)).save(root / "x.jpg")
+    assert "1600 to 1600 pixels" in tico("data", "check", root)
+    tico("data", "pack", root, tmp_path / "packed.tico", "--size", "150")
+    expected = decode(root / "x.jpg", shorter=150)[:, :, 25:175]  # an eighth, of which the centre
+    assert torch.equal(open_source(DataConfig(source=str(tmp_path / "packed.tico"))).images[0], expected)
+
+
 @pytest.mark.parametrize("jpeg", [False, True])
 def test_a_packed_file_trains_like_the_folder(tico, folder_of_images, tmp_path, tiny, capsys, jpeg):
     packed = tmp_path / "images.tico"
@@ -48,6 +63,30 @@ def test_a_packed_file_trains_like_the_folder(tico, folder_of_images, tmp_path, 
     assert ("decoded by" if jpeg else "memory-mapped") in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("jpeg", [False, True])
+def test_verify_reads_everything(tico, folder_of_images, tmp_path, monkeypatch, capsys, jpeg):
+    packed = tmp_path / "images.tico"
+    tico("data", "pack", folder_of_images, packed, "--size", "16", *(["--jpeg"] if jpeg else []))
+    line = f"{packed}: 12 images, {packed.stat().st_size:,} bytes, every checksum is right\n"
+    assert tico("data", "verify", packed) == line
+    with packed.open("r+b") as file:
+        file.seek(PAGE + 100)  # within the first image
+        byte = file.read(1)[0]
+        file.seek(PAGE + 100)
+        file.write(bytes([byte ^ 1]))
+    monkeypatch.setattr(sys, "argv", ["tico", "data", "verify", str(packed)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == f"error: {packed}: damaged (image 0, cats/1.png)\n"
+
+
+def test_verify_of_something_else_is_one_line(tico, folder_of_images):
+    for path, text in ((folder_of_images / "cats" / "1.png", "not a packed file"), ("none.tico", "cannot be read")):
+        with pytest.raises(UserError, match=text):
+            tico("data", "verify", path)
+
+
 def test_preview_draws_a_picture(tico, folder_of_images, tmp_path):
     for views in ("byol", "swav", "pirl", "supervised"):
         method = ["method.name=tico"] if views != "supervised" else ["views=[{}, {}]"]
@@ -56,6 +95,25 @@ def test_preview_draws_a_picture(tico, folder_of_images, tmp_path):
         tico("data", "preview", folder_of_images, "data.image_size=48", *words, "--out", out)
         with Image.open(out) as picture:
             assert picture.width > 12 * 40
+
+
+def test_preview_passes_over_bad_files(tico, folder_of_images, tmp_path):
+    """The image after a bad one is drawn in its place."""
+    cats, dogs = folder_of_images / "cats", folder_of_images / "dogs"
+    words = ["data", "preview", folder_of_images, "data.image_size=32", "--count", "4", "--out"]
+    for bad, following in ((cats / "1.png", cats / "11.png"), (dogs / "0.png", dogs / "10.png")):
+        bad.write_bytes(following.read_bytes())
+    assert "left out" not in tico(*words, tmp_path / "expected.png")
+    (cats / "1.png").write_text("no image")
+    (dogs / "0.png").write_bytes(b"")
+    text = tico(*words, tmp_path / "found.png")
+    assert "left out cats/1.png: cannot identify" in text
+    assert "left out dogs/0.png: empty file" in text
+    assert (tmp_path / "found.png").read_bytes() == (tmp_path / "expected.png").read_bytes()
+    for file in folder_of_images.rglob("*.png"):
+        file.write_bytes(b"")
+    with pytest.raises(UserError, match="not one of the 12 images can be read"):
+        tico(*words, tmp_path / "none.png")
 
 
 def shard(path, count=12):
@@ -93,6 +151,19 @@ def test_tar_shards_and_parquet_train(tmp_path, tiny):
     opened = open_source(DataConfig(source=str(tmp_path / "train.parquet")))
     assert torch.equal(opened.fetch(7), source.fetch(7))
     assert opened.labels.tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("name", ["train-0.tar.gz", "train-0.tgz"])
+def test_a_folder_of_compressed_shards_is_to_be_unpacked(tmp_path, folder_of_images, name):
+    shard(tmp_path / "plain.tar")
+    packed = tmp_path / "shards" / name
+    packed.parent.mkdir()
+    packed.write_bytes(gzip.compress((tmp_path / "plain.tar").read_bytes()))
+    for place in (packed, packed.parent):
+        with pytest.raises(UserError, match=f"{name}: compressed, and only a plain tar"):
+            open_source(DataConfig(source=str(place)))
+    (folder_of_images / name).write_bytes(packed.read_bytes())  # where the images came from
+    assert len(open_source(DataConfig(source=str(folder_of_images)))) == 12
 
 
 def test_nothing_that_matches_is_said(tmp_path):

@@ -6,17 +6,25 @@ import math
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
 from tico_ssl import embed, evaluate, load_backbone, pretrain
+from tico_ssl.config import load_recipe
+from tico_ssl.data.arrays import from_arrays
 from tico_ssl.data.decoding import decode
+from tico_ssl.data.packed import open_packed
+from tico_ssl.data.packing import pack
 from tico_ssl.data.sources import DataConfig, open_source
 from tico_ssl.errors import UserError
-from tico_ssl.evaluations import open_context, splits
+from tico_ssl.evaluations import Features, open_context, splits
 from tico_ssl.evaluations.knn import Voters, knn_predictions
 from tico_ssl.evaluations.linear import fit_linear
 from tico_ssl.evaluations.rankme import rankme
+from tico_ssl.features import extract, needed_side, pixels
+from tico_ssl.networks.backbones import BackboneConfig, build_backbone
 from tico_ssl.run_folder import open_run
+from tico_ssl.training.online_knn import OnlineKnn
 
 
 def clusters(count, classes=4, width=6, seed=0):
@@ -169,3 +177,97 @@ def test_embed_writes_features_with_names(run, folder_of_images, tmp_path, suffi
     backbone = load_backbone(run.folder)
     expected = backbone(backbone.preprocess([decode(folder_of_images / names[3])]))
     assert np.allclose(features[3], expected.detach().numpy(), atol=1e-5)
+
+
+def test_large_photographs_are_embedded_from_what_the_network_sees_of_them(run, tmp_path):
+    assert needed_side(build_backbone(BackboneConfig(name="tico/resnet10-w4"), 224)) == 256
+    noise = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    for number in range(2):
+        Image.fromarray(noise).resize((160, 120)).save(tmp_path / f"{number}.jpg")
+    out = embed(run.folder, data=str(tmp_path), out=tmp_path / "features.npz")
+    backbone = load_backbone(run.folder)
+    reduced = decode(tmp_path / "0.jpg", shorter=19)  # of which 16 are seen
+    assert reduced.shape == (3, 30, 40)
+    with np.load(out) as archive:
+        expected = backbone(backbone.preprocess([reduced])).detach().numpy()
+        assert np.allclose(archive["features"][0], expected, atol=1e-5)
+
+
+def test_a_part_of_a_packed_file_gives_its_own_features(tmp_path):
+    """Its tensor is that of the whole file, of which only some rows count."""
+    images = torch.randint(0, 256, (600, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pack(from_arrays("random", images, None), tmp_path / "r.tico", 16)
+    places = torch.randperm(600, generator=torch.Generator().manual_seed(1))[:300]
+    part, copied = open_packed(tmp_path / "r.tico").subset(places), from_arrays("copy", images[places], None)
+    assert torch.equal(pixels(part), pixels(copied))
+    backbone = build_backbone(BackboneConfig(name="tico/resnet10-w4"), 16)
+    found, expected = (extract(backbone, source, torch.device("cpu")) for source in (part, copied))
+    assert found.places.tolist() == list(range(300))
+    assert torch.equal(found.features, expected.features)
+
+
+# ---------------------------------------------------------------------------------------------------- several labels
+
+
+@pytest.fixture
+def several_labels(tmp_path):
+    """Twenty images with three labels each: there, not there, hard to say."""
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
+    labels = generator.integers(-1, 2, (20, 3))
+    np.savez(tmp_path / "several.npz", images=images, labels=labels, classes=np.array(["cat", "dog", "owl"]))
+    return str(tmp_path / "several.npz"), labels
+
+
+def test_images_of_several_classes_are_held_out_from_the_whole(several_labels):
+    place, labels = several_labels
+    train, test, how = splits(open_source(DataConfig(source=place)), None, seed=0)
+    assert (len(train), len(test)) == (16, 4)
+    assert "held out" in how
+    assert sorted(train.labels.tolist() + test.labels.tolist()) == sorted(labels.tolist())
+
+
+@pytest.mark.parametrize("protocol", ["knn", "linear"])
+def test_protocols_of_one_class_an_image_say_so(run, several_labels, protocol):
+    with pytest.raises(UserError, match=f"^{protocol} needs one class an image; these images have several$"):
+        evaluate(run.folder, protocol, data=several_labels[0])
+
+
+def test_several_labels_are_there_for_who_can_use_them(run, several_labels):
+    context = open_context(run.folder, several_labels[0])
+    train, test = context.features("trained").raw_labels("svm")
+    assert train.shape == (16, 3)
+    assert test.shape == (4, 3)
+    assert set(train.unique().tolist()) == {-1, 0, 1}
+    with pytest.raises(UserError, match="svm needs labels"):
+        Features(torch.zeros(2, 3), torch.zeros(2, 3)).raw_labels("svm")
+    assert evaluate(run.folder, "rankme", data=several_labels[0]).numbers["trained"]["rankme"] >= 1
+
+
+def test_no_knn_between_epochs_on_several_labels(several_labels, folder_of_images):
+    for place, expected in ((several_labels[0], False), (str(folder_of_images), True)):
+        recipe = load_recipe("demo", {"data.source": place, "training.knn_every_epochs": 1})
+        knn = OnlineKnn.of(recipe, open_source(recipe.data), torch.device("cpu"))
+        assert (knn is not None) == expected
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".csv", ".parquet"])
+def test_embed_writes_a_column_for_every_class(run, several_labels, tmp_path, suffix):
+    place, labels = several_labels
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    out = embed(run.folder, data=place, out=tmp_path / f"features{suffix}")
+    names = ["label_cat", "label_dog", "label_owl"]
+    if suffix == ".npz":
+        with np.load(out) as archive:
+            assert np.array_equal(archive["labels"], labels)
+    elif suffix == ".csv":
+        header, *rows = [line.split(",") for line in out.read_text().splitlines()]
+        assert header[:5] == ["filename", *names, "feature_0"]
+        assert [[int(value) for value in row[1:4]] for row in rows] == labels.tolist()
+    else:
+        import pyarrow.parquet
+
+        table = pyarrow.parquet.read_table(out)
+        assert table.column_names[:5] == ["filename", *names, "feature_0"]
+        assert np.array_equal(np.stack([table[name].to_numpy() for name in names], axis=1), labels)

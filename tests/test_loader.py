@@ -5,13 +5,21 @@ import pytest
 import torch
 from PIL import Image
 
+from tico_ssl.data import streaming
 from tico_ssl.data.arrays import from_arrays
+from tico_ssl.data.bad_files import BadFiles
 from tico_ssl.data.loader import Loader
+from tico_ssl.data.packed import open_packed
+from tico_ssl.data.packing import pack
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import DataConfig, open_source
+from tico_ssl.data.streaming import Stream, Task, default_workers
 from tico_ssl.errors import UserError
+from tico_ssl.randomness import generator
+from tico_ssl.views import ViewPolicy, Views
 
 CPU = torch.device("cpu")
+VIEWS = Views([ViewPolicy(), ViewPolicy(solarise=0.5)], 8, (0.0,) * 3, (1.0,) * 3)
 
 
 def numbered(count: int) -> Source:
@@ -20,11 +28,11 @@ def numbered(count: int) -> Source:
 
 
 def loader(count: int = 23, batch_size: int = 5, seed: int = 0) -> Loader:
-    return Loader(numbered(count), batch_size, seed, CPU)
+    return Loader(numbered(count), VIEWS, batch_size, seed, CPU)
 
 
 def order(loader: Loader, start: int, stop: int) -> list[list[int]]:
-    return [index.tolist() for _, index in loader.iterate(start, stop)]
+    return [portion.index.tolist() for portion in loader.iterate(start, stop)]
 
 
 @pytest.mark.parametrize(("count", "batch_size"), [(23, 5), (20, 5), (7, 7), (9, 2)])
@@ -51,9 +59,16 @@ def test_what_is_left_out_changes_from_epoch_to_epoch():
 
 
 def test_images_belong_to_their_indices():
-    for images, index in loader().iterate(0, 9):
-        assert images.flatten().tolist() == index.tolist()
-        assert images.dtype == torch.uint8
+    for portion in loader().iterate(0, 9):
+        assert portion.pixels.flatten().tolist() == portion.index.tolist()
+        assert portion.pixels.dtype == torch.uint8
+
+
+def test_decisions_are_those_of_the_step_whoever_asks():
+    it = loader()
+    for step, portion in enumerate(it.iterate(2, 5), 2):
+        uniforms = VIEWS.draw(5, generator(0, "views", step))
+        assert torch.equal(portion.decisions, VIEWS.decide(uniforms, torch.ones(5, 2)))
 
 
 def test_the_order_is_a_function_of_seed_and_epoch():
@@ -104,42 +119,123 @@ def folder_and_archive(tmp_path, ragged: bool = True) -> tuple[Source, list[torc
     return open_source(DataConfig(source=str(tmp_path))), [torch.from_numpy(p).permute(2, 0, 1) for p in pixels]
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_streamed_images_are_those_of_the_files(tmp_path, workers):
+def stream(source: Source, batch_size: int, workers: int, processes: bool) -> Stream:
+    """Whole images, one of which is known to have 9 x 8 pixels."""
+    made = Stream(source, lambda image, _: (image[:, :9, :8],), 216, batch_size, workers, CPU, BadFiles())
+    made.processes = processes
+    return made
+
+
+def tasks(*batches: list[int]) -> list[Task]:
+    return [Task(np.array(places), np.zeros((len(places), 2, 5), np.float32)) for places in batches]
+
+
+@pytest.mark.parametrize("processes", [False, True])
+@pytest.mark.parametrize(("workers", "batch_size"), [(1, 4), (3, 4), (4, 1), (2, 14)])
+def test_streamed_images_are_those_of_the_files(tmp_path, workers, batch_size, processes):
     source, pixels = folder_and_archive(tmp_path)
-    streamed = Loader(source, 4, 7, CPU, workers)
-    assert streamed.storage == f"decoded by {workers} threads"
-    batches = list(streamed.iterate(1, 9))
-    assert len(batches) == 8
-    for images, index in batches:
-        assert all(torch.equal(image, pixels[place]) for image, place in zip(images, index.tolist(), strict=True))
+    order = torch.randperm(14).tolist()
+    batches = [order[begin : begin + batch_size] for begin in range(0, 14 - batch_size + 1, batch_size)]
+    handed = [(x.clone(),) for (x,) in stream(source, batch_size, workers, processes).batches(tasks(*batches))]
+    assert len(handed) == len(batches)
+    for (images,), places in zip(handed, batches, strict=True):
+        assert all(torch.equal(image, pixels[place][:, :9, :8]) for image, place in zip(images, places, strict=True))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_streamed_views_do_not_depend_on_the_workers_and_are_those_of_whole_images(tmp_path, workers):
+    source, pixels = folder_and_archive(tmp_path)
+    streamed = Loader(source, VIEWS, 4, 7, CPU, workers)
+    assert streamed.storage == f"decoded by {workers} processes"
+    for step, portion in enumerate(streamed.iterate(1, 9), 1):
+        images = [pixels[place] for place in portion.index.tolist()]
+        expected = VIEWS(images, VIEWS.draw(4, generator(7, "views", step)))
+        for view, other in zip(VIEWS.make(portion.pixels, portion.decisions), expected, strict=True):
+            close = (view - other).abs() < 6 / 255  # crops are rounded to eight bits, and jitter magnifies that
+            solarised_elsewhere = ((view + other) - 1).abs() < 6 / 255
+            assert (close | solarised_elsewhere).all()
 
 
 def test_streamed_and_resident_images_come_in_the_same_order(tmp_path):
     source, pixels = folder_and_archive(tmp_path, ragged=False)
-    resident = Loader(from_arrays("x", torch.stack(pixels), None), 4, 7, CPU)
+    resident = Loader(from_arrays("x", torch.stack(pixels), None), VIEWS, 4, 7, CPU)
     assert resident.storage == "in memory"
-    for (images, index), (other, place) in zip(
-        Loader(source, 4, 7, CPU).iterate(0, 6), resident.iterate(0, 6), strict=True
-    ):
-        assert torch.equal(index, place)
-        assert torch.equal(torch.stack(list(images)), other)
+    for one, other in zip(Loader(source, VIEWS, 4, 7, CPU).iterate(0, 6), resident.iterate(0, 6), strict=True):
+        assert torch.equal(one.index, other.index)
+        assert torch.equal(one.decisions[..., 5:], other.decisions[..., 5:])
 
 
-def test_a_corrupt_file_is_noted_and_its_batch_stays_whole(tmp_path):
+def test_batches_of_a_part_of_a_packed_file(tmp_path):
+    source, _ = folder_and_archive(tmp_path)
+    pack(source, tmp_path / "x.tico", 8, jpeg=False)
+    part = open_packed(tmp_path / "x.tico").limited(7)
+    it = Loader(part, VIEWS, 7, 0, CPU)
+    assert it.storage == "memory-mapped"
+    (portion,) = it.iterate(0, 1)
+    whole = open_packed(tmp_path / "x.tico")
+    assert torch.equal(portion.pixels, whole.take(portion.index * 2))
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_corrupt_file_is_noted_and_its_batch_stays_whole(tmp_path, processes):
     source, _ = folder_and_archive(tmp_path)
     (tmp_path / "05.png").write_bytes(b"no image")
-    loader = Loader(source, 7, 0, CPU)
-    assert all(len(images) == 7 for images, _ in loader.iterate(0, 2))
-    assert list(loader.bad.reasons) == ["05.png"]
+    streamed = stream(source, 7, 2, processes)
+    assert all(len(images) == 7 for (images,) in streamed.batches(tasks(list(range(7)), list(range(7, 14)))))
+    assert list(streamed.bad.reasons) == ["05.png"]
 
 
-def test_stopping_early_leaves_no_threads(tmp_path):
+@pytest.mark.parametrize("processes", [False, True])
+def test_stopping_early_leaves_nothing_behind(tmp_path, processes):
+    import multiprocessing
     import threading
 
     source, _ = folder_and_archive(tmp_path)
     before = threading.active_count()
-    batches = Loader(source, 4, 0, CPU).iterate(0, 6)
+    batches = stream(source, 4, 2, processes).batches(tasks([0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]))
     next(batches)
     batches.close()
-    assert threading.active_count() == before
+    assert processes or threading.active_count() == before  # a queue's own thread ends a little later
+    assert not multiprocessing.active_children()
+
+
+def test_a_worker_does_not_keep_the_signal_handlers_of_the_run(tmp_path):
+    """A run that writes a checkpoint on SIGTERM must be able to end its workers by the same signal."""
+    import os
+    import signal
+
+    def process_number() -> torch.Tensor:
+        return torch.tensor(list(os.getpid().to_bytes(8, "little")), dtype=torch.uint8).view(8, 1, 1)
+
+    source, _ = folder_and_archive(tmp_path)
+    asked = []
+    old = signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+    try:
+        made = Stream(source, lambda *_: (process_number(),), 8, 2, 1, CPU, BadFiles())
+        batches = made.batches(tasks(*[[0, 1]] * 40))
+        worker = int.from_bytes(bytes(next(batches)[0][0].flatten().tolist()), "little")
+        os.kill(worker, signal.SIGTERM)
+        with pytest.raises(UserError, match=r"has died .*DataLoader worker.* lower training\.workers, 1 now"):
+            list(batches)
+    finally:
+        signal.signal(signal.SIGTERM, old)
+    assert not asked
+
+
+def test_an_error_in_a_worker_is_its_own(tmp_path):
+    source, _ = folder_and_archive(tmp_path)
+
+    def fail(image: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        list(Stream(source, fail, 8, 2, 1, CPU, BadFiles()).batches(tasks([0, 1])))
+
+
+def test_processors_are_shared_by_the_processes_of_a_machine(monkeypatch):
+    monkeypatch.setattr(streaming.os, "sched_getaffinity", lambda _: set(range(24)))
+    assert default_workers() == 16
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert default_workers() == 6
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "48")
+    assert default_workers() == 1

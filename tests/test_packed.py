@@ -11,6 +11,8 @@ import textwrap
 import time
 import warnings
 from array import array
+from bisect import bisect_right
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,10 +21,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tico_ssl.data import packed
-from tico_ssl.data.decoding import BadImage, decode
-from tico_ssl.data.packed import PAGE, PREAMBLE, open_packed, pack, verify_packed
+from tico_ssl.data import packing
+from tico_ssl.data.decoding import BadImage, Reading, decode
+from tico_ssl.data.packed import PAGE, PREAMBLE, open_packed, verify_packed
+from tico_ssl.data.packing import pack
 from tico_ssl.data.source import Source
+from tico_ssl.data.sources import DataConfig, open_source
 from tico_ssl.errors import UserError
 
 
@@ -71,6 +75,12 @@ def sections(path) -> dict[str, tuple[int, int]]:
     return {name: (begin, end) for name, (begin, end, _) in found.items()} | {"header": (offset, offset + size)}
 
 
+def starts(path) -> list[int]:
+    """Where each image begins in the data."""
+    begin, end = sections(path)["index"]
+    return np.frombuffer(path.read_bytes()[begin:end], "<i8")[:-1].tolist()
+
+
 def flip(path, place: int) -> None:
     with path.open("r+b") as file:
         file.seek(place)
@@ -89,7 +99,8 @@ def test_what_goes_in_comes_out(tmp_path, channels, jpeg, labelled):
     report = pack(source, out, 16, jpeg=jpeg)
     assert (report.images, report.bad, report.resumed_from, report.bytes) == (7, [], 0, out.stat().st_size)
     assert [path.name for path in out.parent.iterdir()] == ["set.tico"]
-    found = open_packed(out, verify=True)
+    assert verify_packed(out) == (7, out.stat().st_size)
+    found = open_packed(out)
     assert (found.name, len(found), found.classes) == (source.name, 7, source.classes)
     assert [found.names(i) for i in range(7)] == [source.names(i) for i in range(7)]
     assert found.names(-1) == source.names(6)
@@ -104,6 +115,14 @@ def test_what_goes_in_comes_out(tmp_path, channels, jpeg, labelled):
         assert found.images.shape == (7, channels, 16, 16)
     with pytest.raises(IndexError):
         found.fetch(7)
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_several_labels_an_image(tmp_path, count):
+    source = source_of(pictures(count), labelled=False)
+    labels = torch.randint(-1, 2, (count, 4))
+    pack(replace(source, labels=labels), tmp_path / "l.tico", 8)
+    assert torch.equal(open_packed(tmp_path / "l.tico").labels, labels)
 
 
 def test_images_of_the_right_size_are_kept_exactly(tmp_path):
@@ -131,7 +150,7 @@ def test_names_may_hold_any_bytes(tmp_path, names, title):
 @given(height=st.integers(1, 70), width=st.integers(1, 70), size=st.integers(1, 40), seed=st.integers(0, 99))
 def test_squares_are_those_of_pillow(height, width, size, seed):
     image = pictures(1, 3, 80, 81, seed)[0][:, :height, :width]
-    found = torch.frombuffer(bytearray(packed._square(image, size)), dtype=torch.uint8).view(3, size, size)
+    found = torch.frombuffer(bytearray(packing._square(image, size)), dtype=torch.uint8).view(3, size, size)
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
@@ -170,7 +189,7 @@ def test_a_tensor_over_the_file_that_cannot_harm_it(tmp_path):
 def test_a_file_larger_than_memory_opens_at_once(tmp_path):
     """Linux would refuse a plain private mapping of it."""
     out, size = tmp_path / "sparse.tico", 3 << 40  # bytes of nothing
-    work = packed.Unfinished(out, b"")
+    work = packing.Unfinished(out, b"")
     work.channels, work.kept = size >> 20, array("q", (0, size, 0))
     try:
         work.data.truncate(PAGE + size)
@@ -181,6 +200,70 @@ def test_a_file_larger_than_memory_opens_at_once(tmp_path):
     assert found.images.numel() == size
     assert found.images[0, -1].sum() == 0
     assert found.names(0) == "a"
+    part = found.subset(torch.tensor([0]))
+    assert part.images.data_ptr() == found.images.data_ptr()
+    assert part.fetch(0)[-1].sum() == 0
+
+
+@pytest.mark.parametrize("inner", [None, [2, 0]])
+def test_a_part_of_a_file_stays_on_disk(tmp_path, inner):
+    """Not a copy of the images, but other places of the same tensor, also for a part of a part."""
+    pack(source_of(pictures(9)), tmp_path / "p.tico", 8)
+    whole = open_packed(tmp_path / "p.tico")
+    places = [7, 1, 4]
+    part = whole.subset(torch.tensor(places))
+    if inner is not None:
+        part, places = part.subset(torch.tensor(inner)), [places[i] for i in inner]
+    assert part.mapped
+    assert part.images.data_ptr() == whole.images.data_ptr()
+    assert part.rows.tolist() == places
+    assert len(part) == len(places)
+    assert torch.equal(part.take(torch.arange(len(part))), whole.images[places])
+    assert torch.equal(part.take(torch.tensor([1, 0, 1])), whole.images[[places[1], places[0], places[1]]])
+    for i, place in enumerate(places):
+        assert torch.equal(part.fetch(i), whole.fetch(place))
+        assert part.names(i) == whole.names(place)
+        assert part.labels[i] == whole.labels[place]
+    with pytest.raises(IndexError):
+        part.take(torch.tensor([len(places)]))
+
+
+def test_limits_of_a_file_stay_on_disk(tmp_path):
+    pack(source_of(pictures(10)), tmp_path / "p.tico", 8)
+    whole = open_packed(tmp_path / "p.tico")
+    assert whole.limited(10) is whole
+    assert whole.limited(3).mapped
+    assert whole.limited(3).rows.tolist() == [0, 3, 6]
+
+
+def test_a_part_of_a_file_packs_again(tmp_path):
+    pack(source_of(pictures(9)), tmp_path / "p.tico", 8)
+    part = open_packed(tmp_path / "p.tico").limited(4)
+    pack(part, tmp_path / "q.tico", 8)
+    assert torch.equal(open_packed(tmp_path / "q.tico").images, part.take(torch.arange(4)))
+
+
+@pytest.mark.parametrize(("packed", "wanted"), [(1, 3), (3, 1), (3, 3), (1, None), (3, None)])
+def test_jpegs_have_the_channels_that_are_wanted(tmp_path, packed, wanted):
+    pack(source_of(pictures(3, packed)), tmp_path / "c.tico", 16, jpeg=True)
+    found, as_packed = (
+        open_packed(tmp_path / "c.tico", wanted and Reading(wanted)).fetch(0),
+        open_packed(tmp_path / "c.tico").fetch(0),
+    )
+    assert len(found) == (wanted or packed)
+    if packed == 1:
+        assert torch.equal(found, as_packed.expand_as(found))
+
+
+def test_squares_of_other_channels_than_the_network_has_are_refused(tmp_path):
+    for channels in (1, 3):
+        pack(source_of(pictures(3, channels)), tmp_path / f"{channels}.tico", 8)
+    for places in ("1.tico", ["3.tico", "1.tico"]):
+        given = [str(tmp_path / place) for place in ([places] if isinstance(places, str) else places)]
+        config = DataConfig(source=given if len(given) > 1 else given[0])
+        line = error_of(lambda: open_source(config), "1.tico")  # noqa: B023
+        assert "1 channels" in line
+        assert "backbone.channels is 3" in line
 
 
 # ---------------------------------------------------------------------------------------------------- packing
@@ -217,7 +300,8 @@ def test_bad_images_are_left_out_and_reported(tmp_path):
     assert report.images == 4
     assert [name for name, _ in report.bad] == ["a/0.png", "a/3.png", "a/5.png", "a/6.png"]
     assert [reason.split(",")[0] for _, reason in report.bad][:2] == ["empty file", "1 channels"]
-    found = open_packed(tmp_path / "b.tico", verify=True)
+    verify_packed(tmp_path / "b.tico")
+    found = open_packed(tmp_path / "b.tico")
     assert [found.names(i) for i in range(4)] == ["a/1.png", "a/2.png", "a/4.png", "a/7.png"]
     assert found.labels.tolist() == [1, 2, 1, 1]
 
@@ -251,7 +335,7 @@ def test_what_cannot_be_packed_is_refused(tmp_path):
 
 def test_a_full_disk_is_one_line_and_work_is_kept(tmp_path, monkeypatch):
     source, out = source_of(pictures(6)), tmp_path / "d.tico"
-    append = packed.Unfinished.append
+    append = packing.Unfinished.append
 
     def full(self, *result):
         if self.done == 4:
@@ -259,7 +343,7 @@ def test_a_full_disk_is_one_line_and_work_is_kept(tmp_path, monkeypatch):
         append(self, *result)
 
     with monkeypatch.context() as patch:
-        patch.setattr(packed.Unfinished, "append", full)
+        patch.setattr(packing.Unfinished, "append", full)
         assert "No space left" in error_of(lambda: pack(source, out, 8), out)
     assert pack(source, out, 8).resumed_from == 4
 
@@ -310,7 +394,7 @@ def test_killed_between_the_last_image_and_the_name(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(packed.os, "replace", stop)
+        patch.setattr(packing.os, "replace", stop)
         with pytest.raises(KeyboardInterrupt):
             pack(source, out, 8)
     assert pack(source, out, 8).resumed_from == 6
@@ -406,7 +490,8 @@ def test_any_flipped_byte_is_found(file):
             flip(file, place)
             if name == "data":
                 open_packed(file)  # which does not read the images
-                assert "damaged (image" in error_of(lambda: verify_packed(file), file)
+                number = bisect_right(starts(file), place - PAGE) - 1
+                assert f"damaged (image {number}, a/{number}.png)" in error_of(lambda: verify_packed(file), file)
             else:
                 assert f"damaged ({name})" in error_of(lambda: open_packed(file), file)
             flip(file, place)

@@ -15,8 +15,9 @@ import torch
 from PIL import Image
 
 from tico_ssl.data import parquet
-from tico_ssl.data.decoding import BadImage
-from tico_ssl.data.parquet import open_parquet
+from tico_ssl.data.decoding import BadImage, Reading
+from tico_ssl.data.parquet import holds_parquet, open_parquet
+from tico_ssl.data.sources import DataConfig, open_source
 from tico_ssl.errors import UserError
 
 pa = pytest.importorskip("pyarrow")
@@ -133,11 +134,11 @@ def test_names_for_too_few_labels_are_none(tmp_path):
 
 
 def test_channels(tmp_path):
-    assert open_parquet(write(tmp_path / "x.parquet"), channels=1).fetch(0).shape == (1, 9, 7)
+    assert open_parquet(write(tmp_path / "x.parquet"), reading=Reading(1)).fetch(0).shape == (1, 9, 7)
     stream, array = io.BytesIO(), np.arange(60, dtype=np.uint8).reshape(5, 4, 3)
     np.save(stream, array)
     column = pa.array([{"bytes": stream.getvalue(), "path": "a.npy"}], type=STRUCT)
-    source = open_parquet(write(tmp_path / "y.parquet", [0], image=column), channels=5)
+    source = open_parquet(write(tmp_path / "y.parquet", [0], image=column), reading=Reading(5))
     assert torch.equal(source.fetch(0), torch.from_numpy(array))
 
 
@@ -173,6 +174,63 @@ def test_splits_by_the_names_of_files(tmp_path, inside):
     assert train.name == "set"
     write(folder / "test.parquet", range(30, 32))
     check(open_parquet(root, "test"), range(30, 32))
+
+
+TRAIN, TEST, VALIDATION = range(7), range(10, 13), range(20, 22)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"data/train-00000-of-00002": TRAIN[:4], "data/train-00001-of-00002": TRAIN[4:], "data/test-0": TEST},
+        {"data/train-0": TRAIN, "data/validation-0": VALIDATION},
+        {"data/train/0000": TRAIN[:2], "data/train/0001": TRAIN[2:], "data/validation/0000": VALIDATION},
+        {"plain_text/train-00000-of-00001": TRAIN, "plain_text/test-00000-of-00001": TEST},
+        {"default/train/0000": TRAIN[:5], "default/train/0001": TRAIN[5:], "default/test/0000": TEST},
+        {"default/partial-train/0000": TRAIN, "default/partial-validation/0000": VALIDATION},
+        {"train/0000": TRAIN, "validation/0000": VALIDATION, "test/0000": TEST},
+        {"cropped/train-0": TRAIN, "cropped/valid-0": VALIDATION},
+        {"0000": TRAIN[:3], "0001": TRAIN[3:]},
+        {"default/0000": TRAIN},
+        {"Data/Train-0": TRAIN, "Data/Test-0": TEST},
+    ],
+)
+def test_layouts_of_the_hub(tmp_path, files):
+    root = tmp_path / "set"
+    for name, seeds in files.items():
+        write(root / f"{name}.parquet", seeds)
+    (root / "README.md").write_text("about")
+    (root / ".cache" / "train").mkdir(parents=True)
+    (root / "preview.png").write_bytes(png(0))
+    config = DataConfig(source=str(root))
+    train, test = open_source(config), open_source(config, "test")
+    check(train, TRAIN)
+    assert train.name == "set"
+    expected = next((seeds for seeds in (TEST, VALIDATION) if seeds in files.values()), None)
+    if expected is None:
+        assert test is None
+    else:
+        check(test, expected)
+
+
+def test_several_configurations_are_to_be_chosen_from(tmp_path):
+    for name in ("full_numbers", "cropped_digits"):
+        write(tmp_path / name / "train-0.parquet", TRAIN)
+    error_of(tmp_path, "cropped_digits, full_numbers", f"such as {tmp_path}/cropped_digits")
+    check(open_source(DataConfig(source=str(tmp_path / "full_numbers"))), TRAIN)
+
+
+def test_folders_of_images_are_not_taken_for_parquet(tmp_path):
+    """Files beside images or deep inside describe them."""
+    for name in ("train/cats/0", "train/dogs/0", "test/cats/0"):
+        (tmp_path / f"{name}.png").parent.mkdir(parents=True)
+        (tmp_path / f"{name}.png").write_bytes(png(0))
+    for name in ("", "deep"):
+        write(tmp_path / "train" / "cats" / name / "metadata.parquet")
+        assert not holds_parquet(tmp_path / "train")
+    assert not holds_parquet(tmp_path)
+    assert not holds_parquet(tmp_path / "nowhere")
+    assert open_source(DataConfig(source=str(tmp_path))).classes == ("cats", "dogs")
 
 
 def test_files_whose_names_say_nothing_are_for_training(tmp_path):

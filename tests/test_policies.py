@@ -12,7 +12,7 @@ from tico_ssl.config import load_recipe
 from tico_ssl.errors import UserError
 from tico_ssl.views import ViewPolicy, Views, operations
 from tico_ssl.views.executor import DRAWS, PIECE_DRAWS, cut_jigsaw, piece_side
-from tico_ssl.views.policy import named_policy, packaged_policies
+from tico_ssl.views.policy import named_policy, packaged_policies, shorter_side
 
 PLAIN = {"crop_scale": (1.0, 1.0), "crop_ratio": (1.0, 1.0), "flip": 0.0, "jitter": 0.0, "greyscale": 0.0}
 
@@ -274,3 +274,20 @@ def test_a_jigsaw_does_not_change_what_is_drawn_for_the_other_views():
 def test_more_pieces_than_pixels():
     with pytest.raises(UserError, match="2 pixels cannot be cut into 3 pieces"):
         views_of({"jigsaw": 3, "size": 2})
+
+
+@pytest.mark.parametrize(
+    ("views", "side"),
+    [
+        ([{"crop_scale": (0.08, 1.0)}], 792),  # 224 / sqrt(0.08) = 791.96
+        ([{"crop_scale": (0.25, 1.0)}], 448),
+        ([{"crop_scale": (1.0, 1.0)}], 224),
+        ([{"crop_scale": (0.25, 1.0)}, {"crop_scale": (0.04, 0.14), "size": 96}], 480),
+        ([{"crop_scale": (0.25, 1.0)}, {"crop_scale": (0.04, 0.14), "relative_size": 0.25}], 448),
+    ],
+)
+def test_the_smallest_crop_of_an_image_of_the_least_size_has_the_pixels_of_its_view(views, side):
+    policies = [ViewPolicy(**view) for view in views]
+    assert shorter_side(policies, 224) == side
+    for policy in policies:
+        assert side * math.sqrt(policy.crop_scale[0]) >= policy.side(224)

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from tico_ssl import evaluate, pretrain
+from tico_ssl import embed, evaluate, pretrain
 from tico_ssl.errors import UserError
 from tico_ssl.run_folder import open_run
 from tico_ssl.training import pretrain as loop
@@ -45,21 +47,25 @@ def without_clock(lines):
     return [{key: value for key, value in line.items() if key not in CLOCK} for line in lines]
 
 
+def interrupt_after(monkeypatch, count: int) -> None:
+    """Ask the run to stop while it makes a step."""
+    steps, original = iter(range(1, 100)), loop.optimise
+
+    def pull_the_plug(*arguments):
+        if next(steps) == count:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*arguments)
+
+    monkeypatch.setattr(loop, "optimise", pull_the_plug)
+
+
 @pytest.mark.parametrize(("optimizer", "precision"), [("lars", "fp32"), ("sgd", "fp64"), ("adamw", "bf16")])
 def test_an_interrupted_run_equals_an_uninterrupted_one_to_the_bit(tmp_path, tiny, monkeypatch, optimizer, precision):
     tiny |= {"optimizer.name": optimizer, "method.view_order": "alternate", "training.knn_every_epochs": 1}
     tiny |= {"training.precision": precision}
     whole = pretrain("demo", out=tmp_path / "whole", overrides=tiny)
 
-    steps = iter(range(100))
-    original = loop.optimise
-
-    def pull_the_plug(*arguments):
-        if next(steps) == 5:  # in the middle of the second epoch of three steps
-            os.kill(os.getpid(), signal.SIGTERM)
-        return original(*arguments)
-
-    monkeypatch.setattr(loop, "optimise", pull_the_plug)
+    interrupt_after(monkeypatch, 6)
     with pytest.raises(loop.Interrupted, match="stopped after step 6 of 9"):
         pretrain("demo", out=tmp_path / "parts", overrides=tiny)
     monkeypatch.undo()
@@ -72,16 +78,24 @@ def test_an_interrupted_run_equals_an_uninterrupted_one_to_the_bit(tmp_path, tin
     assert whole.backbone_file.read_bytes() == parts.backbone_file.read_bytes()
 
 
+def test_a_run_on_files_resumes_to_the_bit_with_other_workers(tmp_path, tiny, monkeypatch, folder_of_images):
+    (folder_of_images / "cats" / "1.png").write_bytes(b"")
+    settings = tiny | {"training.batch_size": 4, "data.most_bad": 0.2, "training.workers": 1}
+    del settings["data.limit"]
+    whole = pretrain("demo", data=str(folder_of_images), out=tmp_path / "whole", overrides=settings)
+    interrupt_after(monkeypatch, 4)
+    with pytest.raises(loop.Interrupted):
+        pretrain("demo", data=str(folder_of_images), out=tmp_path / "parts", overrides=settings)
+    monkeypatch.undo()
+    settings |= {"training.workers": 3}
+    parts = pretrain("demo", data=str(folder_of_images), out=tmp_path / "parts", overrides=settings, resume=True)
+    assert without_clock(whole.metrics()) == without_clock(parts.metrics())
+    assert whole.backbone_file.read_bytes() == parts.backbone_file.read_bytes()
+    assert whole.bad_files_file.read_text() == parts.bad_files_file.read_text() != ""
+
+
 def test_interruption_in_the_middle_of_an_epoch_resumes_in_the_middle(tmp_path, tiny, monkeypatch):
-    steps = iter(range(100))
-    original = loop.optimise
-
-    def pull_the_plug(*arguments):
-        if next(steps) == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return original(*arguments)
-
-    monkeypatch.setattr(loop, "optimise", pull_the_plug)
+    interrupt_after(monkeypatch, 4)
     with pytest.raises(loop.Interrupted):
         pretrain("demo", out=tmp_path / "parts", overrides=tiny)
     monkeypatch.undo()
@@ -264,10 +278,10 @@ def test_a_folder_of_images_of_any_size_without_labels(tmp_path, tiny, folder_of
     flat.mkdir()
     for number, path in enumerate(sorted(folder_of_images.rglob("*.png"))):
         path.rename(flat / f"{number}.png")
-    settings = tiny | {"training.batch_size": 4, "training.knn_every_epochs": 1}
+    settings = tiny | {"training.batch_size": 4, "training.knn_every_epochs": 1, "training.workers": 3}
     del settings["data.limit"]
     run = pretrain("demo", data=str(flat), out=tmp_path / "run", overrides=settings)
-    assert "12 images (no labels), decoded by 4 threads" in capsys.readouterr().out
+    assert "12 images (no labels), decoded by 3 processes" in capsys.readouterr().out
     assert not any("knn" in key for line in run.metrics() for key in line)
 
 
@@ -288,3 +302,27 @@ def test_weight_standardisation_is_baked_into_the_saved_backbone(tmp_path, tiny)
     method.load_state_dict(state_of(run)["method"])
     images = torch.randn(4, 3, 16, 16)
     assert torch.allclose(backbone(images), method.backbone.eval()(images), atol=1e-5)
+
+
+class Squares(torch.utils.data.Dataset):
+    """Pictures as a user's own data set gives them: PIL images of several sizes with a label."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return Image.new("RGB", (20 + index, 30), (10 * index, 100, 200)), index % 2
+
+
+def test_a_data_set_from_python(tmp_path, tiny, capsys):
+    settings = tiny | {"training.batch_size": 8, "training.epochs": 1}
+    del settings["data.limit"]
+    run = pretrain("demo", data=Squares(), out=tmp_path / "run", overrides=settings)
+    assert "tico on python:Squares: 24 images" in capsys.readouterr().out
+    assert run.recipe().data.source == "python:Squares"
+    with np.load(embed(run.folder, data=Squares(), out=tmp_path / "features.npz")) as table:
+        assert len(table["features"]) == 24
+    command = [sys.executable, "-m", "tico_ssl", "embed", str(run.folder), "--out", str(tmp_path / "again.npz")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: data.source 'python:Squares' was a data set in a Python program")

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from tico_ssl.data import shards
-from tico_ssl.data.decoding import BadImage
+from tico_ssl.data.decoding import BadImage, Reading
 from tico_ssl.data.shards import expand_braces, index_places, open_shards
 from tico_ssl.errors import UserError
 
@@ -148,12 +148,12 @@ def test_arrays_of_many_channels(tmp_path):
     array = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)
     stream = io.BytesIO()
     np.save(stream, array)
-    source = open_shards(str(pack(tmp_path / "x.tar", [("a.npy", stream.getvalue())])), channels=5)
+    source = open_shards(str(pack(tmp_path / "x.tar", [("a.npy", stream.getvalue())])), Reading(5))
     assert torch.equal(source.fetch(0), torch.from_numpy(array))
 
 
 def test_one_channel(folder):
-    assert open_shards(str(folder), channels=1).fetch(0).shape == (1, 9, 7)
+    assert open_shards(str(folder), Reading(1)).fetch(0).shape == (1, 9, 7)
 
 
 def test_labels_in_json_unless_there_is_a_cls(tmp_path):
@@ -191,6 +191,29 @@ def test_one_image_without_a_label_means_none(tmp_path, name, text):
     source = open_shards(str(pack(tmp_path / "x.tar", files)))
     assert len(source) == 2
     assert source.labels is None
+
+
+@pytest.mark.parametrize("place", ["classes.txt", "classnames.txt", "../classes.txt", "../classnames.txt"])
+def test_classes_are_named_beside_the_shards_or_above(folder, place):
+    assert open_shards(str(folder)).classes == ()
+    (folder / place).write_bytes("cat\r\n big dog \nKäuzchen\n\n".encode())
+    for pattern in (folder, folder / "train-0001.tar", folder / "train-{0000..0001}.tar"):
+        assert open_shards(str(pattern)).classes == ("cat", "big dog", "Käuzchen")
+    (folder / "classes.txt").write_text("a\nb\nc\nunseen")  # the nearest counts, and more names than labels are fine
+    assert open_shards(str(folder)).classes == ("a", "b", "c", "unseen")
+
+
+@pytest.mark.parametrize("text", ["", "cat\ndog"])
+def test_too_few_class_names_are_none(folder, text):
+    (folder / "classes.txt").write_text(text)
+    source = open_shards(str(folder))
+    assert source.classes == ()
+    assert source.labels is not None
+
+
+def test_images_without_labels_have_no_classes(tmp_path):
+    (tmp_path / "classes.txt").write_text("cat\ndog")
+    assert open_shards(str(pack(tmp_path / "x.tar", [("a.png", png(0))]))).classes == ()
 
 
 def test_a_bad_image_is_named(tmp_path):

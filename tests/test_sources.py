@@ -1,17 +1,22 @@
 """Where pixels come from: folders, numpy archives and data sets, and what is said when something is wrong."""
 
+import io
 import pickle
+import tarfile
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch.utils.data import Dataset
 
+from tico_ssl.data import decoding
 from tico_ssl.data.arrays import from_arrays, from_dataset
-from tico_ssl.data.decoding import SUFFIXES, decode
-from tico_ssl.data.source import Source
+from tico_ssl.data.decoding import SUFFIXES, BadImage, Reading, decode, jpeg_decoder
+from tico_ssl.data.packing import pack
+from tico_ssl.data.source import Source, joined
 from tico_ssl.data.sources import DataConfig, open_source
 from tico_ssl.data.textures import CLASSES
 from tico_ssl.data.torchvision_sets import SETS
@@ -243,13 +248,6 @@ def test_many_channels_come_from_arrays_and_tiffs(tmp_path):
         decode(tmp_path / "last.npy", channels=7)
 
 
-def test_a_reduced_jpeg_keeps_the_pixels_that_were_asked_for(tmp_path):
-    Image.new("RGB", (640, 480), (200, 30, 30)).save(tmp_path / "x.jpg")
-    assert decode(tmp_path / "x.jpg").shape == (3, 480, 640)
-    assert decode(tmp_path / "x.jpg", shorter=100).shape == (3, 120, 160)
-    assert decode(tmp_path / "x.jpg", shorter=2000).shape == (3, 480, 640)
-
-
 def test_absurd_dimensions_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("tico_ssl.data.decoding.MOST_PIXELS", 100)
     write(tmp_path / "x.png")
@@ -310,6 +308,179 @@ def test_a_file_cut_anywhere_is_an_image_or_one_line(tmp_path, suffix):
                 assert str(path) in str(error)
 
 
+# ---------------------------------------------------------------------------------------------------- fast JPEGs
+
+
+def photograph(width: int, height: int, mode: str = "RGB") -> Image.Image:
+    """Smooth, as JPEGs are made for."""
+    return Image.fromarray(image(height=6, width=8)).resize((width, height), Image.Resampling.BICUBIC).convert(mode)
+
+
+def jpeg(picture: Image.Image, orientation: int = 1, **options) -> bytes:
+    exif, stream = Image.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    picture.save(stream, "JPEG", exif=exif, **options)
+    return stream.getvalue()
+
+
+def by_pillow(data: bytes) -> torch.Tensor:
+    with Image.open(io.BytesIO(data)) as picture:
+        return channels_first(np.array(ImageOps.exif_transpose(picture).convert("RGB")))
+
+
+@pytest.fixture
+def quickly_decoded(monkeypatch) -> list[int]:
+    """Sizes of the files that Pillow did not have to decode."""
+    decoder, found = jpeg_decoder(), []
+    if decoder is None:
+        pytest.skip("Pillow decodes all")
+
+    def noting(data: torch.Tensor) -> torch.Tensor:
+        pixels = decoder(data)
+        found.append(len(data))
+        return pixels
+
+    monkeypatch.setattr(decoding, "jpeg_decoder", lambda: noting)
+    return found
+
+
+NOISE = Image.fromarray(image(height=43, width=61))
+PLAIN_JPEGS = {
+    "4:2:0": {"subsampling": "4:2:0"},
+    "4:4:4": {"subsampling": "4:4:4", "quality": 98},
+    "progressive": {"progressive": True},
+    "grey": {},
+    **{f"orientation {number}": {"orientation": number} for number in range(1, 9)},
+}
+
+
+@pytest.mark.parametrize("kind", PLAIN_JPEGS)
+def test_plain_jpegs_are_pillows_to_the_bit(quickly_decoded, kind):
+    data = jpeg(NOISE.convert("L") if kind == "grey" else NOISE, **PLAIN_JPEGS[kind])
+    found = decode(data)
+    assert quickly_decoded == [len(data)]
+    assert found.dtype == torch.uint8
+    assert torch.equal(found, by_pillow(data))
+
+
+def test_other_files_are_left_to_pillow(quickly_decoded):
+    stream = io.BytesIO()
+    NOISE.save(stream, "PNG")
+    for data in (jpeg(NOISE.convert("CMYK")), stream.getvalue()):
+        assert torch.equal(decode(data), by_pillow(data))
+    assert decode(jpeg(NOISE), channels=1).shape == (1, 43, 61)
+    assert quickly_decoded == []
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}])
+def test_a_jpeg_that_breaks_off_is_described_by_pillow(quickly_decoded, options):
+    data = jpeg(photograph(400, 300), quality=98, **options)
+    for shorter in (None, 100):
+        with pytest.raises(BadImage) as caught:
+            decode(data[: len(data) // 2], name="x.jpg", shorter=shorter)
+        assert caught.value.reason.startswith("image file is truncated")
+        assert "/" not in caught.value.reason
+    assert quickly_decoded == []
+
+
+@pytest.mark.parametrize("kind", PLAIN_JPEGS)
+def test_pillow_alone_will_do(monkeypatch, kind):
+    monkeypatch.setattr(decoding, "jpeg_decoder", lambda: None)
+    data = jpeg(NOISE.convert("L") if kind == "grey" else NOISE, **PLAIN_JPEGS[kind])
+    assert torch.equal(decode(data), by_pillow(data))
+    with pytest.raises(BadImage, match="truncated"):
+        decode(jpeg(photograph(400, 300), quality=98)[:9000])
+
+
+# ---------------------------------------------------------------------------------------------------- reduced decoding
+
+
+@pytest.mark.parametrize(
+    ("shorter", "left"), [(1, 150), (150, 150), (151, 300), (300, 300), (301, 600), (601, 1200), (5000, 1200)]
+)
+def test_a_large_jpeg_keeps_the_pixels_that_are_needed(shorter, left):
+    data = jpeg(photograph(1600, 1200))
+    assert Reading(3, shorter).decode(data).shape == (3, left, left * 4 // 3)
+    assert Reading(1, shorter).decode(data).shape == (1, left, left * 4 // 3)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("options", [{}, {"orientation": 6}, {"progressive": True}])
+def test_a_reduced_jpeg_is_the_whole_one_but_for_detail(tmp_path, mode, options):
+    """Upright, and the mean of the pixels that each one stands for."""
+    (tmp_path / "x.jpg").write_bytes(jpeg(photograph(1600, 1200, mode), **options))
+    config = DataConfig(source=str(tmp_path))
+    whole, reduced = (open_source(config, shorter=shorter).fetch(0).float() for shorter in (None, 300))
+    assert reduced.shape == ((3, 400, 300) if "orientation" in options else (3, 300, 400))
+    error = (torch.nn.functional.avg_pool2d(whole, 4) - reduced).abs()
+    assert error.mean() < 1
+    assert error.max() < 8
+
+
+def test_what_need_not_or_cannot_be_reduced_is_exact(tmp_path):
+    write(tmp_path / "a.png", height=120, width=160)
+    (tmp_path / "b.jpg").write_bytes(jpeg(photograph(500, 375)))
+    (tmp_path / "c.jpg").write_bytes(jpeg(photograph(1600, 1200)))
+    config = DataConfig(source=str(tmp_path))
+    whole = open_source(config)
+    for shorter in (448, 188):  # 375 has no half that keeps either
+        reduced = open_source(config, shorter=shorter)
+        assert torch.equal(reduced.fetch(0), whole.fetch(0))
+        assert torch.equal(reduced.fetch(1), whole.fetch(1))
+        assert reduced.fetch(2).shape == ((3, 600, 800) if shorter == 448 else (3, 300, 400))
+    exact = open_source(config.model_copy(update={"reduced_decoding": False}), shorter=30)
+    assert all(torch.equal(exact.fetch(i), whole.fetch(i)) for i in range(3))
+
+
+def test_photographs_with_a_second_picture_are_reduced_too(tmp_path):
+    """As telephones write them, with a map of depths behind the picture."""
+    picture = photograph(160, 120)
+    picture.save(tmp_path / "x.jpg", "MPO", save_all=True, append_images=[picture.resize((80, 60))])
+    assert decode(tmp_path / "x.jpg").shape == (3, 120, 160)
+    assert decode(tmp_path / "x.jpg", shorter=30).shape == (3, 30, 40)
+
+
+def as_folder(root, file):
+    return root
+
+
+def as_list(root, file):
+    (root / "list.txt").write_text(f"{file.name}\n")
+    return root / "list.txt"
+
+
+def as_imagenet(root, file):
+    (root / "train" / "n01440764").mkdir(parents=True)
+    file.rename(root / "train" / "n01440764" / file.name)
+    return root
+
+
+def as_tar(root, file):
+    with tarfile.open(root / "x.tar", "w") as tar:
+        tar.add(file, "0.jpg")
+    return root / "x.tar"
+
+
+def as_parquet(root, file):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"image": [{"bytes": file.read_bytes(), "path": None}]}), root / "x.parquet")
+    return root / "x.parquet"
+
+
+def as_packed(root, file):
+    pack(source(root), root / "x.tico", 200, jpeg=True)
+    return root / "x.tico"
+
+
+@pytest.mark.parametrize("form", [as_folder, as_list, as_imagenet, as_tar, as_parquet, as_packed])
+def test_every_kind_of_data_can_be_reduced(tmp_path, form):
+    file = tmp_path / "x.jpg"
+    file.write_bytes(jpeg(photograph(160, 120)))
+    place = form(tmp_path, file)
+    assert source(place).fetch(0).shape == (3, 120, 160)
+    assert open_source(DataConfig(source=str(place)), shorter=30).fetch(0).shape == (3, 30, 40)
+
+
 # ---------------------------------------------------------------------------------------------------- numpy
 
 
@@ -342,6 +513,18 @@ def test_train_and_test_arrays(tmp_path):
     assert torch.equal(torch.cat([train.images, test.images]), torch.from_numpy(images).permute(0, 3, 1, 2))
     assert train.labels.tolist() == [0, 1, 2, 3]
     assert test.labels.tolist() == [3, 1]
+
+
+def test_several_labels_an_image(tmp_path):
+    labels = np.array([[1, -1, 0], [-1, -1, 1]] * 3)
+    np.savez(tmp_path / "x.npz", x_train=stack(), y_train=labels, x_test=stack(1), y_test=labels[:1])
+    train, test = source(tmp_path / "x.npz"), source(tmp_path / "x.npz", "test")
+    assert train.labels.tolist() == labels.tolist()
+    assert test.labels.tolist() == [[1, -1, 0]]
+    np.savez(tmp_path / "y.npz", images=stack(), labels=labels[:5])
+    error_of(tmp_path / "y.npz", "6 images", "5 labels")
+    np.savez(tmp_path / "z.npz", images=stack(), labels=np.int64(3))
+    error_of(tmp_path / "z.npz", "6 images", "1 labels")
 
 
 def test_arrays_without_labels(tmp_path):
@@ -457,6 +640,20 @@ def test_a_subset_keeps_everything_together(tmp_path):
     assert torch.equal(again.fetch(0), whole.fetch(0))
 
 
+def test_several_sources_are_one_and_share_classes_by_name():
+    pixels = torch.arange(8, dtype=torch.uint8).view(8, 1, 1, 1)
+    first = from_arrays("a", pixels[:3], torch.tensor([0, 1, 1]), ("cat", "owl"))
+    second = from_arrays("b", pixels[3:], torch.tensor([0, 0, 1, 1, 1]), ("bat", "cat"))
+    both = joined([first, second])
+    assert [int(both.fetch(i)) for i in range(8)] == list(range(8))
+    assert both.classes == ("bat", "cat", "owl")
+    assert both.labels.tolist() == [1, 2, 2, 0, 0, 1, 1, 1]
+    assert both.names(3) == "b/0"
+    several = replace(second, labels=torch.ones(5, 2, dtype=torch.int64))  # labels of an image that are no number
+    assert joined([first, several]).labels is None
+    assert joined([first, replace(second, labels=None)]).labels is None
+
+
 def test_a_limit_is_spread_evenly(tmp_path):
     labels = np.repeat(np.arange(10), 30)
     np.savez(tmp_path / "x.npz", images=np.zeros((300, 8, 8, 3), np.uint8), labels=labels)
@@ -530,11 +727,20 @@ def test_a_dataset_of_pictures():
     assert found.classes == ("round", "square")
     assert found.labels.tolist() == [0, 1, 0, 1]
     assert all(torch.equal(found.fetch(i), channels_first(image(i))) for i in range(4))
-    assert from_dataset("mine", Pictures(), channels=1).fetch(0).shape == (1, 12, 10)
+    assert from_dataset("mine", Pictures(), Reading(1)).fetch(0).shape == (1, 12, 10)
 
 
 def test_a_dataset_that_does_not_list_its_labels_has_none():
     assert from_dataset("mine", Pictures()).labels is None
+
+
+def test_a_dataset_of_jpegs_that_are_not_loaded_yet():
+    class Lazy(Pictures):
+        def __getitem__(self, index):
+            return Image.open(io.BytesIO(jpeg(photograph(160, 120)))), 0
+
+    assert from_dataset("mine", Lazy()).fetch(0).shape == (3, 120, 160)
+    assert from_dataset("mine", Lazy(), Reading(3, 30)).fetch(0).shape == (3, 30, 40)
 
 
 def test_a_dataset_of_images_alone():
@@ -559,6 +765,12 @@ def test_a_dataset_of_grey_arrays():
 
 def test_negative_labels_mean_none():
     assert from_dataset("mine", Arrays(stack(), [0, 1, -1, -1, 0, 1])).labels is None
+    assert from_dataset("mine", Arrays(stack(), [[0], [1], [-1], [-1], [0], [1]])).labels is None
+
+
+def test_of_several_labels_negative_ones_are_kept():
+    labels = [[1, -1], [-1, 0], [-1, -1]] * 2
+    assert from_dataset("mine", Arrays(stack(), labels)).labels.tolist() == labels
 
 
 @pytest.fixture

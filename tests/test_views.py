@@ -13,7 +13,7 @@ from tico_ssl.errors import UserError
 from tico_ssl.section import validate
 from tico_ssl.views import ViewPolicy, Views, operations
 from tico_ssl.views.centre import centre_crop
-from tico_ssl.views.executor import DRAWS, blur_kernel, crop_boxes
+from tico_ssl.views.executor import DRAWS, blur_kernel, place, place_ranges
 from tico_ssl.views.sheet import CELL, COLUMNS, GAP, PIECE_GAP, preview, save_contact_sheet
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -35,9 +35,8 @@ def views_of(*policies: dict, size: int = 16, mean=(0.0,) * 3, std=(1.0,) * 3) -
 
 
 def sample_boxes(policy: ViewPolicy, count: int, height: int, width: int) -> tuple[Tensor, ...]:
-    u = torch.rand(4, count, generator=generator()).double()
-    sizes = (torch.full((count,), float(side), dtype=torch.float64) for side in (height, width))
-    return crop_boxes(tuple(u), *sizes, policy)
+    u = torch.rand(5, count, generator=generator()).double().T
+    return place(u, torch.tensor([[height, width]]), place_ranges(policy))[:, :4].unbind(dim=1)
 
 
 def assert_uniform(values: Tensor, low: float, high: float) -> None:
@@ -285,11 +284,10 @@ def test_crops_are_whole_pixels_inside_the_image(height, width, scale):
 
 @pytest.mark.parametrize("side", [1, 2, 3, 31, 224, 1000, 1024, 4097])
 def test_the_largest_uniform_stays_inside(side):
-    largest = torch.full((1,), 1 - 2**-24)
-    sizes = torch.full((1,), float(side))
-    for first in (0.0, 0.5, 1 - 2**-24):
-        u = (torch.full((1,), first), torch.full((1,), 0.5), largest, largest)
-        top, left, height, width = crop_boxes(u, sizes, sizes, ViewPolicy())
+    largest = 1 - 2**-24
+    for first in (0.0, 0.5, largest):
+        u = torch.tensor([[first, 0.5, largest, largest, largest]])
+        top, left, height, width, _ = place(u, torch.tensor([[side, side]]), place_ranges(ViewPolicy()))[0]
         assert top + height <= side
         assert left + width <= side
 
@@ -299,8 +297,8 @@ def test_every_place_is_reached():
     policy = ViewPolicy(crop_scale=(0.36, 0.36), crop_ratio=(1.0, 1.0))
     top, _, height, _ = sample_boxes(policy, 3000, 5, 5)
     assert (height == 3).all()
-    for place in (0, 1, 2):
-        assert_frequency(int((top == place).sum()), 3000, 1 / 3)
+    for start in (0, 1, 2):
+        assert_frequency(int((top == start).sum()), 3000, 1 / 3)
 
 
 def test_the_whole_image_is_kept_when_the_policy_says_so():

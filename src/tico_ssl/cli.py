@@ -16,7 +16,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-data_app = typer.Typer(help="Look at images, check them, pack them into one file.", no_args_is_help=True)
+data_app = typer.Typer(help="Look at images, check them, pack them, verify the packed file.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or a backbone .safetensors file.")]
@@ -182,11 +182,11 @@ def pack(
 ) -> None:
     """Pack images into one memory-mapped file that every verb takes as --data. Goes on where it was stopped."""
     from tico_ssl.data.names import printable
-    from tico_ssl.data.packed import pack as write
+    from tico_ssl.data.packing import pack as write
     from tico_ssl.data.sources import DataConfig, open_training
     from tico_ssl.progress import say
 
-    opened = open_training(DataConfig(source=source), channels)
+    opened = open_training(DataConfig(source=source), channels, shorter=size)
     report = write(opened, Path(out).expanduser(), size, jpeg, workers=workers, label="packing")
     say(f"wrote {out}: {report.images:,} images, {report.bytes / 2**20:,.1f} MiB, {report.seconds:,.0f} s")
     for name, reason in report.bad[:20]:
@@ -195,12 +195,22 @@ def pack(
 
 
 @data_app.command()
+def verify(file: Annotated[str, typer.Argument(metavar="FILE", help="A packed file.")]) -> None:
+    """Read a packed file and compare all its checksums. Exit code 2 if anything is damaged."""
+    from tico_ssl.data.packed import verify_packed
+    from tico_ssl.progress import say
+
+    images, size = verify_packed(Path(file).expanduser(), label="verifying")
+    say(f"{file}: {images:,} images, {size:,} bytes, every checksum is right")
+
+
+@data_app.command()
 def preview(
     source: SourceArgument,
     recipe: Annotated[str, typer.Option(help="Whose views are shown.")] = "demo",
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]")] = None,
     out: Annotated[str, typer.Option(help="The picture to write.")] = "preview.png",
-    count: Annotated[int, typer.Option(help="Images.")] = 12,
+    count: Annotated[int, typer.Option(help="Images.", min=1)] = 12,
     seed: Annotated[int, typer.Option(help="Of the views.")] = 0,
 ) -> None:
     """Draw images and what the networks would see of them, for a person to look at."""
@@ -208,13 +218,17 @@ def preview(
     from tico_ssl.data.sources import open_training
     from tico_ssl.progress import say
     from tico_ssl.views import Views
+    from tico_ssl.views.policy import shorter_side
     from tico_ssl.views.sheet import preview as draw
 
     changes = dict(parse_override(text) for text in overrides or []) | {"data.source": source}
     loaded = load_recipe(recipe, changes)
-    opened = open_training(loaded.data, loaded.backbone.channels)
+    shorter = shorter_side(loaded.views, loaded.data.image_size)
+    opened = open_training(loaded.data, loaded.backbone.channels, shorter)
     views = Views(loaded.views, loaded.data.image_size, loaded.data.mean, loaded.data.std)
-    draw(opened, views, Path(out).expanduser(), count, seed)
+    bad = draw(opened, views, Path(out).expanduser(), count, seed)
+    for name, reason in bad.reasons.items():
+        say(f"  left out {name}: {reason}")
     say(f"wrote {out}: originals on top, a row for every view")
 
 

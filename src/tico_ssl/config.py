@@ -45,8 +45,8 @@ class TrainingConfig(Section):
     """Training images that this quick kNN compares with."""
     checkpoint_every_epochs: Annotated[int, Field(ge=1)] = 1
     """Epochs between two checkpoints; the last epoch always writes one."""
-    workers: Annotated[int, Field(ge=1)] = 4
-    """Threads that decode image files."""
+    workers: Annotated[int, Field(ge=1)] | None = None
+    """Processes that decode image files; by default one for each processor, 16 at most. Changes no result."""
 
 
 M = TypeVar("M", bound=MethodConfig)

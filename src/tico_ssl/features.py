@@ -1,6 +1,7 @@
 """Features of frozen backbones: extracted once, used by every protocol that needs no gradient."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,13 +14,14 @@ from tico_ssl.data.bad_files import attempts
 from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.names import printable
 from tico_ssl.data.source import Source
-from tico_ssl.data.sources import DataConfig, as_source, open_training
+from tico_ssl.data.sources import DataConfig, Given, as_source, open_training
 from tico_ssl.device import choose_device
 from tico_ssl.errors import UserError
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.storage import load_backbone
 from tico_ssl.progress import track
 from tico_ssl.run_folder import open_run
+from tico_ssl.views.centre import KEPT
 
 BATCH = 256
 WORKERS = 4  # threads that decode files
@@ -37,14 +39,19 @@ def image_batches(source: Source, backbone: Backbone, device: torch.device) -> I
     dtype = next(backbone.parameters()).dtype
     if source.images is not None:
         for start in range(0, len(source), BATCH):
-            images = source.images[start : start + BATCH].to(device)
-            yield backbone.preprocess(images).to(device, dtype), list(range(start, start + len(images)))
+            places = torch.arange(start, min(start + BATCH, len(source)))
+            yield backbone.preprocess(source.take(places).to(device)).to(device, dtype), places.tolist()
         return
     results = enumerate(attempts(source, range(len(source)), WORKERS))
     while chunk := list(islice(results, BATCH)):
         good = [(place, image) for place, image in chunk if not isinstance(image, BadImage)]
         if good:
             yield backbone.preprocess([image for _, image in good]).to(device, dtype), [place for place, _ in good]
+
+
+def needed_side(backbone: Backbone) -> int:
+    """Pixels that an image needs along its shorter side, so that its central square has as many as the network sees."""
+    return math.ceil(backbone.image_size / KEPT)
 
 
 @torch.no_grad()
@@ -66,25 +73,26 @@ def pixels(source: Source) -> Tensor:
     """Raw pixels of a source of small images, as features: the humblest baseline."""
     if source.images is None:
         raise ValueError("raw pixels need images of one size")
-    return source.images.flatten(1).float() / 255
+    return source.take(torch.arange(len(source))).flatten(1).float() / 255
 
 
-def embed(run: str | Path, data: str | Sequence[str] | None = None, out: str | Path = "features.npz") -> Path:
+def embed(run: str | Path, data: Given | None = None, out: str | Path = "features.npz") -> Path:
     """Features of all images of a source with their names (and labels), as .npz, .csv or .parquet."""
     out = Path(out).expanduser()
     if out.suffix not in WRITERS:
         raise UserError(f"{out}: features are written as {', '.join(sorted(WRITERS))}")
     backbone = load_backbone(run)
     config = data_config(run, data)
-    source = open_training(config, backbone.config.channels)
+    source = open_training(config, backbone.config.channels, needed_side(backbone))
     features, places = extract(backbone, source, choose_device(), label="embedding")
     out.parent.mkdir(parents=True, exist_ok=True)
     labels = None if source.labels is None else source.labels[places].numpy()
-    WRITERS[out.suffix](out, [printable(source.names(i)) for i in places.tolist()], labels, features.numpy())
+    names = [printable(source.names(i)) for i in places.tolist()]
+    WRITERS[out.suffix](out, Table(names, labels, source.classes, features.numpy()))
     return out
 
 
-def data_config(run: str | Path, data: str | Sequence[str] | None) -> DataConfig:
+def data_config(run: str | Path, data: Given | None) -> DataConfig:
     """The data of a run, or other images in the run's size."""
     if Path(run).expanduser().is_dir():
         config = open_run(run).recipe().data
@@ -95,35 +103,47 @@ def data_config(run: str | Path, data: str | Sequence[str] | None) -> DataConfig
     return DataConfig(source=as_source(data), image_size=backbone.image_size, mean=backbone.mean, std=backbone.std)
 
 
-def _write_npz(out: Path, names: list[str], labels: Any, features: np.ndarray) -> None:
-    arrays = {"names": np.array(names), "features": features}
-    np.savez_compressed(out, **arrays if labels is None else arrays | {"labels": labels})
+class Table(NamedTuple):
+    """What is written: one row an image. Labels are one an image (N), several (N, classes), or absent."""
+
+    names: list[str]
+    labels: np.ndarray | None
+    classes: tuple[str, ...]
+    features: np.ndarray
+
+    def columns(self) -> dict[str, Any]:
+        """By name, each a list or an array."""
+        columns: dict[str, Any] = {"filename": self.names}
+        if self.labels is not None and self.labels.ndim == 1:
+            columns["label"] = self.labels
+        elif self.labels is not None:
+            classes = self.classes or range(self.labels.shape[1])
+            columns |= {f"label_{name}": values for name, values in zip(classes, self.labels.T, strict=True)}
+        return columns | {f"feature_{i}": values for i, values in enumerate(self.features.T)}
 
 
-def _columns(names: list[str], labels: Any, features: np.ndarray) -> dict[str, Any]:
-    columns: dict[str, Any] = {"filename": names}
-    if labels is not None:
-        columns["label"] = labels
-    return columns | {f"feature_{i}": features[:, i] for i in range(features.shape[1])}
+def _write_npz(out: Path, table: Table) -> None:
+    arrays: dict[str, Any] = {"names": np.array(table.names), "features": table.features}
+    np.savez_compressed(out, **arrays if table.labels is None else arrays | {"labels": table.labels})
 
 
-def _write_csv(out: Path, names: list[str], labels: Any, features: np.ndarray) -> None:
+def _write_csv(out: Path, table: Table) -> None:
     import csv
 
-    columns = _columns(names, labels, features)
+    columns = table.columns()
     with out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(zip(*columns.values()))
 
 
-def _write_parquet(out: Path, names: list[str], labels: Any, features: np.ndarray) -> None:
+def _write_parquet(out: Path, table: Table) -> None:
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise UserError(f"{out}: parquet needs pyarrow: pip install 'tico-ssl[parquet]'") from error
-    pyarrow.parquet.write_table(pyarrow.table(_columns(names, labels, features)), out)
+    pyarrow.parquet.write_table(pyarrow.table(table.columns()), out)
 
 
 WRITERS = {".npz": _write_npz, ".csv": _write_csv, ".parquet": _write_parquet}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from tico_ssl.data.decoding import pixels
+from tico_ssl.data.decoding import IN_FULL, Reading
 from tico_ssl.data.source import Source, Split
 from tico_ssl.errors import UserError
 
@@ -54,7 +54,12 @@ def from_numpy(path: Path, split: Split) -> Source | None:
 def _numbers(labels: np.ndarray, name: str, path: Path) -> Tensor:
     if not np.issubdtype(labels.dtype, np.integer):
         raise UserError(f"{path}: {name} (labels) must be whole numbers, got {labels.dtype}")
-    return torch.from_numpy(labels.astype(np.int64).ravel())
+    return _one_or_several(torch.from_numpy(labels.astype(np.int64)))
+
+
+def _one_or_several(labels: Tensor) -> Tensor:
+    """One label an image (N), also where they stand in a column, or several (N, classes)."""
+    return labels if labels.ndim == 2 and labels.shape[1] > 1 else labels.ravel()
 
 
 def _channels_first(array: np.ndarray, path: Path) -> Tensor:
@@ -67,14 +72,14 @@ def _channels_first(array: np.ndarray, path: Path) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def from_dataset(name: str, dataset: "Dataset[Any]", channels: int = 3) -> Source:
+def from_dataset(name: str, dataset: "Dataset[Any]", reading: Reading = IN_FULL) -> Source:
     """Any map-style torch Dataset that gives images, or tuples that begin with an image and its label."""
     labels = next(
         (getattr(dataset, key) for key in ("targets", "labels", "_labels", "y") if hasattr(dataset, key)), None
     )
-    labels = None if labels is None else torch.as_tensor(np.asarray(labels), dtype=torch.int64)
-    if labels is not None and bool((labels < 0).any()):
-        labels = None  # torchvision's mark for unlabelled images
+    labels = None if labels is None else _one_or_several(torch.as_tensor(np.asarray(labels), dtype=torch.int64))
+    if labels is not None and labels.ndim == 1 and bool((labels < 0).any()):
+        labels = None  # torchvision's mark for unlabelled images; of several classes, -1 says that one is not there
     classes = tuple(str(c) for c in getattr(dataset, "classes", ()))
     array = getattr(dataset, "data", None)
     if isinstance(array, np.ndarray | Tensor) and array.dtype in (np.uint8, torch.uint8):
@@ -83,6 +88,6 @@ def from_dataset(name: str, dataset: "Dataset[Any]", channels: int = 3) -> Sourc
     def fetch(index: int) -> Tensor:
         item = dataset[index]
         image = item[0] if isinstance(item, tuple | list) else item
-        return image if isinstance(image, Tensor) else pixels(image, channels)
+        return image if isinstance(image, Tensor) else reading.pixels(image)
 
     return Source(name, len(dataset), fetch, labels=labels, classes=classes)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from tico_ssl.json_lines import append_json_line, read_json_lines
 
 SAMPLE = 1_000  # files that are tried before a run begins
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -71,11 +72,11 @@ def attempts(source: Source, places: Iterable[int], workers: int) -> Iterator[Te
         yield from in_order(pool, attempt, places, 4 * workers)
 
 
-def in_order(pool: ThreadPoolExecutor, work: Callable[[int], T], places: Iterable[int], ahead: int) -> Iterator[T]:
+def in_order(pool: ThreadPoolExecutor, work: Callable[[S], T], items: Iterable[S], ahead: int) -> Iterator[T]:
     """Results in order with a bounded number under way, unlike pool.map, which would hold them all."""
     waiting: deque[Future[T]] = deque()
-    for place in places:
-        waiting.append(pool.submit(work, place))
+    for item in items:
+        waiting.append(pool.submit(work, item))
         if len(waiting) >= ahead:
             yield waiting.popleft().result()
     while waiting:

@@ -1,23 +1,37 @@
 """Batches in a true random order: every image once per epoch, as a function of (seed, step) alone.
 
 So a loader has no position to save: it starts at any step. Several processes share a global batch, each its slice.
+Images that are in memory, mapped or on the device come as they are, and the crops are cut where they lie; files are
+decoded by worker processes, which also cut the crops, so that only the views' pixels are handed over.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tico_ssl import distributed
-from tico_ssl.data.bad_files import BadFiles, readable
+from tico_ssl.data.bad_files import BadFiles
 from tico_ssl.data.source import Source
+from tico_ssl.data.streaming import Stream, Task
 from tico_ssl.errors import UserError
 from tico_ssl.randomness import generator
+from tico_ssl.views.executor import PLACE, Views, sizes_of
 
-Images = Tensor | Sequence[Tensor]
 RESIDENT_SHARE = 0.4  # of the device's free memory that the images may take
+PIECE = 1024  # images that are moved to the device at a time, so that mapped ones never lie in memory as a whole
+
+
+@dataclass(frozen=True)
+class Portion:
+    """A step's images on the device, whole (N, C, H, W) or as one batch of crops for each view; what is to be done to
+    them; and their places in the source."""
+
+    pixels: Tensor | tuple[Tensor, ...]
+    decisions: Tensor
+    index: Tensor
 
 
 class Loader:
@@ -26,10 +40,11 @@ class Loader:
     def __init__(
         self,
         source: Source,
+        views: Views,
         batch_size: int,
         seed: int,
         device: torch.device,
-        workers: int = 4,
+        workers: int = 1,
         bad: BadFiles | None = None,
     ) -> None:
         world = distributed.world_size()
@@ -39,63 +54,79 @@ class Loader:
             raise UserError(
                 f"training.batch_size {batch_size} is larger than the {len(source)} images of {source.name}"
             )
-        self.source, self.batch_size, self.seed, self.device, self.workers = source, batch_size, seed, device, workers
+        self.source, self.views, self.batch_size, self.seed, self.device = source, views, batch_size, seed, device
         self.bad = bad if bad is not None else BadFiles()
         self.steps_per_epoch = len(source) // batch_size
-        self.images = source.images
-        self.storage = "memory-mapped" if source.mapped else "in memory"
-        if self.images is None:
-            self.storage = f"decoded by {workers} threads"
+        local = batch_size // world
+        self._mine = slice(distributed.rank() * local, (distributed.rank() + 1) * local)
+        self._resident: Tensor | None = None  # all images, where they fit the device
+        self._stream: Stream | None = None
         self._waited = 0.0
-        if self.images is not None and device.type == "cuda" and _fits(self.images, device):
-            self.images, self.storage = self.images.to(device), "on the GPU"
+        self.storage = "memory-mapped" if source.mapped else "in memory"
+        if source.images is None:
+            self._stream = Stream(source, views.crop_bytes, views.bytes_per_image, local, workers, device, self.bad)
+            self.storage = self._stream.name
+        elif device.type == "cuda" and _fits(source, device):
+            self._resident, self.storage = _on_device(source, device), "on the GPU"
 
-    def iterate(self, start: int, stop: int) -> Iterator[tuple[Images, Tensor]]:
-        """Images and their indices, from one step to another; files are decoded one batch ahead."""
-        batches = self._batches(start, stop)
+    def iterate(self, start: int, stop: int) -> Iterator[Portion]:
+        """From one step to another; files are decoded ahead."""
+        portions = self._streamed(start, stop) if self._stream is not None else self._taken(start, stop)
         while True:
             before = time.perf_counter()
-            batch = next(batches, None)
+            portion = next(portions, None)
             self._waited += time.perf_counter() - before
-            if batch is None:
+            if portion is None:
                 return
-            yield batch
+            yield portion
 
     def take_waited(self) -> float:
         """Seconds that training has waited for images since this was last asked."""
         waited, self._waited = self._waited, 0.0
         return waited
 
-    def _batches(self, start: int, stop: int) -> Iterator[tuple[Images, Tensor]]:
-        if self.images is not None:
-            for step in range(start, stop):
-                index = self.indices(step)
-                yield self.images[index.to(self.images.device)].to(self.device, non_blocking=True), index
-            return
-        with ThreadPoolExecutor(self.workers) as pool:
-            pending = self._fetch(pool, start) if start < stop else []
-            for step in range(start, stop):
-                images = [future.result() for future in pending]
-                pending = self._fetch(pool, step + 1) if step + 1 < stop else []
-                yield images, self.indices(step)
-
     def indices(self, step: int) -> Tensor:
         """The places of this process's images in the source."""
         epoch, position = divmod(step, self.steps_per_epoch)
-        order = self._order(epoch)
-        local = self.batch_size // distributed.world_size()
-        begin = position * self.batch_size + distributed.rank() * local
-        return order[begin : begin + local]
+        return self._order(epoch)[position * self.batch_size :][self._mine]
+
+    def _taken(self, start: int, stop: int) -> Iterator[Portion]:
+        for step in range(start, stop):
+            index = self.indices(step)
+            if self._resident is not None:
+                images = self._resident[index.to(self.device)]
+            else:
+                images = self.source.take(index).to(self.device, non_blocking=True)
+            decisions = self.views.decide(self._uniforms(step), sizes_of(images))
+            yield Portion(images, decisions.to(self.device, non_blocking=True), index)
+
+    def _streamed(self, start: int, stop: int) -> Iterator[Portion]:
+        assert self._stream is not None
+        tasks = (
+            Task(self.indices(step).numpy(), self._uniforms(step)[..., PLACE].numpy()) for step in range(start, stop)
+        )
+        for step, crops in enumerate(self._stream.batches(tasks), start):
+            decisions = self.views.decide(self._uniforms(step)).to(self.device, non_blocking=True)
+            yield Portion(crops, decisions, self.indices(step))
+
+    def _uniforms(self, step: int) -> Tensor:
+        return self.views.draw(self.batch_size, generator(self.seed, "views", step))[self._mine]
 
     def _order(self, epoch: int) -> Tensor:
         if getattr(self, "_cached", (None, None))[0] != epoch:
             self._cached = (epoch, torch.randperm(len(self.source), generator=generator(self.seed, "order", epoch)))
         return self._cached[1]
 
-    def _fetch(self, pool: ThreadPoolExecutor, step: int) -> list[Future[Tensor]]:
-        return [pool.submit(readable, self.source, place, self.bad) for place in self.indices(step).tolist()]
 
-
-def _fits(images: Tensor, device: torch.device) -> bool:
+def _fits(source: Source, device: torch.device) -> bool:
+    assert source.images is not None
     free, _ = torch.cuda.mem_get_info(device)
-    return images.numel() < RESIDENT_SHARE * free
+    return len(source) * source.images[0].numel() < RESIDENT_SHARE * free
+
+
+def _on_device(source: Source, device: torch.device) -> Tensor:
+    assert source.images is not None
+    images = torch.empty((len(source), *source.images.shape[1:]), dtype=torch.uint8, device=device)
+    for places in torch.arange(len(source)).split(PIECE):
+        images[places[0] : places[-1] + 1] = source.take(places).to(device)
+    return images

@@ -4,111 +4,102 @@
     data        fixed: uint8 (N, C, size, size); jpeg: encoded images
     index       where each image begins in the data, and where the last one ends (int64)
     checksums   of each image (CRC-32, uint32)
-    labels      int64; absent if there are none
+    labels      int64, one for each image, or one for each class of each image; absent if there are none
     names       where each name begins and where the last one ends (int64), then the names
     header      JSON: what the images are, where the sections lie, and their checksums
 
 Every byte is under a checksum. Opening checks all but the data, which may be larger than memory; verifying reads all.
 """
 
-import io
 import json
 import mmap
 import os
 import struct
 import sys
-import time
-from array import array
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
-from hashlib import sha256
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 import torch
-from PIL import Image
-from torch import Tensor
 
-from tico_ssl.data.bad_files import in_order
-from tico_ssl.data.decoding import BadImage, decode
+from tico_ssl.data.decoding import Reading
 from tico_ssl.data.names import printable
 from tico_ssl.data.source import Source
 from tico_ssl.errors import UserError
 from tico_ssl.progress import track
-from tico_ssl.views import operations
 
 SUFFIX = ".tico"
 MAGIC, VERSION, PAGE = b"TICOPACK", 1, 4096
 PREAMBLE = struct.Struct("<8sIIQQQ")  # magic, version, the header's checksum, offset and size, the size of the file
 # Linux refuses to map a file larger than its memory for writing, even privately, without this flag.
 NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
-Encoded = tuple[int, bytes, str]  # channels, content, and what is wrong where there is no content
 
 
-@dataclass(frozen=True)
-class PackReport:
-    """What packing came to. `resumed_from` counts the images that an interrupted call had dealt with."""
+def open_packed(path: Path, reading: Reading | None = None) -> Source:
+    """The images of a packed file. Squares are a tensor over the file itself, so nothing is read ahead of its use.
 
-    images: int
-    bad: list[tuple[str, str]]
-    bytes: int
-    seconds: float
-    resumed_from: int
-
-
-def open_packed(path: Path, verify: bool = False) -> Source:
-    """The images of a packed file. Squares are a tensor over the file itself, so nothing is read ahead of its use."""
+    JPEGs are decoded as `reading` says (None: as packed); squares are as they are.
+    """
     header, sections = _mapped(path)
-    count, channels, size = header["count"], header["channels"], header["size"]
-    data, names = sections["data"], sections["names"]
-    content, name = _pieces(data, sections["index"], count), _pieces(names[8 * count + 8 :], names, count)
-    for i, checksum in enumerate(np.frombuffer(sections["checksums"], "<u4") if verify else ()):
-        _require(crc32(content(i)) == checksum, f"{path}: damaged (image {i})")
-    labels = torch.tensor(np.frombuffer(sections["labels"], "<i8")) if "labels" in sections else None
-    about = labels, tuple(header["classes"]), lambda i: os.fsdecode(name(i))
+    count, size, content, name = header["count"], header["size"], _images(header, sections), _names(header, sections)
+    labels = None
+    if "labels" in sections:
+        labels = torch.tensor(np.frombuffer(sections["labels"], "<i8")).view(count, -1).squeeze(1)
+    about = labels, tuple(header["classes"]), name
     if header["kind"] == "fixed":
-        images = torch.frombuffer(data, dtype=torch.uint8).view(count, channels, size, size)
+        images = torch.frombuffer(sections["data"], dtype=torch.uint8).view(count, header["channels"], size, size)
         return Source(header["name"], count, images.__getitem__, images, *about, mapped=True)
-    return Source(header["name"], count, lambda i: decode(content(i), channels, f"{path}: image {i}"), None, *about)
+    wanted = reading or Reading(header["channels"])
+    return Source(header["name"], count, lambda i: wanted.decode(content(i), f"{path}: image {i}"), None, *about)
 
 
-def verify_packed(path: Path) -> None:
-    """Compare all checksums of a packed file, which reads all of it."""
-    open_packed(path, verify=True)
+def verify_packed(path: Path, label: str | None = None) -> tuple[int, int]:
+    """Compare all checksums of a packed file, which reads all of it. Returns how many images and bytes it has."""
+    header, sections = _mapped(path)
+    count, content, name = header["count"], _images(header, sections), _names(header, sections)
+    checksums = np.frombuffer(sections["checksums"], "<u4")
+    for i in track(range(count), count, label):
+        require(crc32(content(i)) == checksums[i], f"{path}: damaged (image {i}, {printable(name(i))})")
+    return count, path.stat().st_size
 
 
 def _mapped(path: Path) -> tuple[dict[str, Any], dict[str, memoryview]]:
     """The header, and the sections as memory: who writes there writes to private copies of pages, not to the file."""
-    with _refusing(path, "read"), path.open("rb") as file:
-        _require(file.read(len(MAGIC)) == MAGIC, f"{path}: not a packed file")
+    with refusing(path, "read"), path.open("rb") as file:
+        require(file.read(len(MAGIC)) == MAGIC, f"{path}: not a packed file")
         mapping = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE | NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE)
     page, whole, found = mapping[:PAGE], memoryview(mapping), len(mapping)
-    _require(found >= PAGE, f"{path}: cut short, {found} bytes are left")
+    require(found >= PAGE, f"{path}: cut short, {found} bytes are left")
     _, version, checksum, offset, size, total = PREAMBLE.unpack_from(page)
-    _require(version == VERSION, f"{path}: packed in version {version} of the format, but this is version {VERSION}")
-    _require(page == _page(page[: PREAMBLE.size]), f"{path}: damaged (first page)")
-    _require(found == total, f"{path}: {'cut short' if found < total else 'too long'}, {found} of {total} bytes")
+    require(version == VERSION, f"{path}: packed in version {version} of the format, but this is version {VERSION}")
+    require(page == first_page(page[: PREAMBLE.size]), f"{path}: damaged (first page)")
+    require(found == total, f"{path}: {'cut short' if found < total else 'too long'}, {found} of {total} bytes")
     text = mapping[offset : offset + size]
-    _require(crc32(text) == checksum, f"{path}: damaged (header)")
+    require(crc32(text) == checksum, f"{path}: damaged (header)")
     header = json.loads(text)
     sections = {name: whole[begin:end] for name, (begin, end, _) in header["sections"].items()}
     for name, (_, _, checksum) in header["sections"].items():
-        _require(name == "data" or crc32(sections[name]) == checksum, f"{path}: damaged ({name})")
+        require(name == "data" or crc32(sections[name]) == checksum, f"{path}: damaged ({name})")
     return header, sections
 
 
-def _page(preamble: bytes) -> bytes:
+def first_page(preamble: bytes) -> bytes:
+    """The page that a packed file begins with, under a checksum of its own."""
     padded = preamble.ljust(PAGE - 4, b"\0")
     return padded + crc32(padded).to_bytes(4, "little")
 
 
-def _bounds(sizes: Iterable[int]) -> bytes:
-    """Where pieces that lie end to end begin, and where the last one ends."""
-    return np.cumsum([0, *sizes], dtype="<i8").tobytes()
+def _images(header: dict[str, Any], sections: dict[str, memoryview]) -> Callable[[int], bytes]:
+    return _pieces(sections["data"], sections["index"], header["count"])
+
+
+def _names(header: dict[str, Any], sections: dict[str, memoryview]) -> Callable[[int], str]:
+    names, count = sections["names"], header["count"]
+    name = _pieces(names[8 * count + 8 :], names, count)
+    return lambda i: os.fsdecode(name(i))
 
 
 def _pieces(content: memoryview, bounds: memoryview, count: int) -> Callable[[int], bytes]:
@@ -117,183 +108,16 @@ def _pieces(content: memoryview, bounds: memoryview, count: int) -> Callable[[in
     return lambda i: bytes(content[begins[i] : ends[i]])
 
 
-def _require(right: bool, otherwise: str) -> None:
+def require(right: bool, otherwise: str) -> None:
+    """Stop with one line unless something is right."""
     if not right:
         raise UserError(otherwise)
 
 
 @contextmanager
-def _refusing(path: Path, done: str) -> Iterator[None]:
+def refusing(path: Path, done: str) -> Iterator[None]:
     """What the system refuses is the user's to put right: a missing file, a full disk."""
     try:
         yield
     except OSError as error:
         raise UserError(f"{path}: cannot be {done} ({error.strerror or error})") from error
-
-
-def pack(
-    source: Source,
-    out: Path,
-    size: int,
-    jpeg: bool = False,
-    quality: int = 90,
-    workers: int = 2,
-    label: str | None = None,
-) -> PackReport:
-    """Write the images of a source to one file. An interrupted call leaves its work, and the next one continues it."""
-    started = time.monotonic()
-    _require(out.suffix == SUFFIX, f"{out}: the name of a packed file ends in {SUFFIX}")
-    _require(not out.exists(), f"{out} exists: remove it, or choose another name")
-    right = size >= 1 and workers >= 1 and 1 <= quality <= 100
-    _require(right, f"size {size}, workers {workers}, quality {quality}: at least 1, and quality at most 100")
-    names = [os.fsencode(source.names(i)) for i in range(len(source))]
-    fingerprint = _fingerprint(source, names, f"jpeg {size} {quality}" if jpeg else f"fixed {size}")
-    encode = (lambda image: _small_jpeg(image, size, quality)) if jpeg else (lambda image: _square(image, size))
-    with _refusing(out, "written"), closing(Unfinished(out, fingerprint, label)) as work:
-        places = range(work.done, len(source))
-        for result in track(_encoded(source, encode, places, workers), len(places), label):
-            work.append(*result)
-        bad = [(os.fsdecode(names[i]), reason) for i, reason in work.bad]
-        example = f", such as {printable(bad[0][0])} ({bad[0][1]})" if bad else ""
-        _require(len(bad) < len(source), f"{source.name}: none of {len(source)} images can be packed{example}")
-        written = work.finish(source, names, size, "jpeg" if jpeg else "fixed")
-    return PackReport(len(source) - len(bad), bad, written, time.monotonic() - started, places.start)
-
-
-def _fingerprint(source: Source, names: list[bytes], settings: str) -> bytes:
-    """What must be alike for work to be continued. A few images tell sources apart that merely number theirs."""
-    digest = sha256(ascii((len(source), source.name, settings)).encode() + b"\0".join(names))
-    places = [0, len(source) // 2, len(source) - 1] if names else []
-    for channels, pixels, _ in _encoded(source, lambda image: image.contiguous().numpy().tobytes(), places, 1):
-        fits = settings.startswith("fixed") or channels in (0, 1, 3)
-        _require(fits, f"{source.name}: {channels} channels do not fit a JPEG, which has 1 or 3; pack without --jpeg")
-        digest.update(pixels)
-    return digest.hexdigest().encode()
-
-
-def _encoded(source: Source, encode: Callable[[Tensor], bytes], at: Iterable[int], workers: int) -> Iterator[Encoded]:
-    """The channels and bytes of every image in order, or what is wrong with it."""
-
-    def work(place: int) -> Encoded:
-        try:
-            image = source.fetch(place)
-            if image.dtype != torch.uint8 or image.ndim != 3 or not image.numel():
-                return 0, b"", f"{image.dtype} {tuple(image.shape)}, not uint8 (C, H, W)"
-            return len(image), encode(image), ""
-        except (BadImage, OSError) as error:
-            return 0, b"", error.reason if isinstance(error, BadImage) else str(error)
-
-    # One thread for each image is faster than all for one, and sums must not depend on the number of cores.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(workers) as pool:
-            yield from in_order(pool, work, at, 4 * workers)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _square(image: Tensor, size: int) -> bytes:
-    """The central square of the shorter side, resized."""
-    height, width = image.shape[1:]
-    side = min(height, width)
-    square = image[:, (height - side) // 2 :, (width - side) // 2 :][:, :side, :side]
-    if side != size:
-        zero, extent = torch.zeros(1), torch.full((1,), side)
-        resized = operations.resized_crop(square[None], zero, zero, extent, extent, zero, size)[0]
-        square = resized.mul_(255).round_().to(torch.uint8)
-    return square.contiguous().numpy().tobytes()
-
-
-def _small_jpeg(image: Tensor, size: int, quality: int) -> bytes:
-    """A JPEG with at most `size` pixels along its shorter side."""
-    channels, height, width = image.shape
-    pixels, scale, stream = image.permute(1, 2, 0).contiguous().numpy(), size / min(height, width), io.BytesIO()
-    picture = Image.fromarray(pixels[..., 0] if channels == 1 else pixels)
-    if scale < 1:
-        picture = picture.resize((round(width * scale), round(height * scale)), Image.Resampling.BICUBIC)
-    picture.save(stream, "JPEG", quality=quality)
-    return stream.getvalue()
-
-
-class Unfinished:
-    """A file that is being written, and a journal: a fingerprint of the work, then a line after each image is written,
-    [channels, size, checksum, what is wrong]. So work continues behind the last line that the bytes bear out, whatever
-    a killed process left."""
-
-    def __init__(self, out: Path, fingerprint: bytes, label: str | None = None) -> None:
-        self.out, self.done, self.channels = out, 0, 0
-        self.kept = array("q")  # place, size and checksum of each image, without an object for each
-        self.bad: list[tuple[int, str]] = []
-        out.parent.mkdir(parents=True, exist_ok=True)
-        self.paths = [out.with_name(out.name + end) for end in (".partial", ".journal")]
-        self.data, self.journal = self.files = [path.open("a+b") for path in self.paths]
-        self._continue(fingerprint + b"\n", label and f"{label}: what is there")
-
-    def _continue(self, fingerprint: bytes, label: str | None) -> None:
-        size, length = self.data.seek(0), self.journal.seek(0)
-        if len(self.data.read(PAGE)) == PAGE and self.journal.readline() == fingerprint:
-            size, length = PAGE, len(fingerprint)
-            lines = self.journal.read().split(b"\n")[:-1]  # the last one is empty or was cut off
-            with suppress(ValueError):  # a line that is no JSON: the power failed
-                for record in track(map(json.loads, lines), len(lines), label):
-                    content = self.data.read(record[1])
-                    if [len(content), crc32(content)] != record[1:3]:
-                        break
-                    self._count(*record)
-                    size, length = size + len(content), length + len(lines[self.done - 1]) + 1
-        for file, whole, start in ((self.data, size, bytes(PAGE)), (self.journal, length, fingerprint)):
-            file.truncate(whole)
-            file.write(b"" if whole else start)
-
-    def append(self, channels: int, content: bytes, reason: str) -> None:
-        """Write the next image, or note what is wrong with it."""
-        if content and self.channels not in (0, channels):
-            content, reason = b"", f"{channels} channels, but those before have {self.channels}"
-        record = (channels, len(content), crc32(content), reason)
-        for file, text in ((self.data, content), (self.journal, json.dumps(record).encode() + b"\n")):
-            file.write(text)
-            file.flush()
-        self._count(*record)
-
-    def _count(self, channels: int, size: int, checksum: int, reason: str) -> None:
-        if size:
-            self.channels = channels
-            self.kept.extend((self.done, size, checksum))
-        else:
-            self.bad.append((self.done, reason))
-        self.done += 1
-
-    def finish(self, source: Source, names: list[bytes], size: int, kind: str) -> int:
-        """Write what follows the images, then the first page, and give the file its name. Returns its size."""
-        places, sizes, checksums = np.array(self.kept).reshape(-1, 3).T
-        kept = [names[i] for i in places]
-        contents = {
-            "index": _bounds(sizes),
-            "checksums": checksums.astype("<u4").tobytes(),
-            "names": _bounds([len(name) for name in kept]) + b"".join(kept),
-        }
-        if source.labels is not None:
-            contents["labels"] = source.labels.numpy()[places].astype("<i8").tobytes()
-        end = PAGE + int(sizes.sum())
-        sections: dict[str, tuple[int, int, int | None]] = {"data": (PAGE, end, None)}
-        for name, content in contents.items():
-            self.data.write(content)
-            sections[name] = (end, end := end + len(content), crc32(content))
-        what = {"name": source.name, "kind": kind, "count": len(kept), "channels": self.channels, "size": size}
-        text = json.dumps(what | {"classes": source.classes, "sections": sections}).encode()
-        self.data.write(text)
-        self.close()
-        with self.paths[0].open("r+b", buffering=0) as file:
-            file.write(_page(PREAMBLE.pack(MAGIC, VERSION, crc32(text), end, len(text), end + len(text))))
-            os.fsync(file.fileno())
-        os.replace(self.paths[0], self.out)  # noqa: PTH105 - atomic
-        self.paths[1].unlink()
-        return end + len(text)
-
-    def close(self) -> None:
-        """Let go of the files, and of their names if they hold no image."""
-        for file, path in zip(self.files, self.paths):
-            file.close()
-            if not self.kept:
-                path.unlink(missing_ok=True)

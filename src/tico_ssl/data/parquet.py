@@ -11,8 +11,10 @@ import functools
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tico_ssl.data.decoding import BadImage, decode
+from tico_ssl.data.decoding import IN_FULL, SUFFIXES, BadImage, Reading
 from tico_ssl.data.source import Source
 from tico_ssl.errors import UserError
 
+SUFFIX = ".parquet"
+GLANCE = 100  # entries by which a folder is judged, so that nobody waits for the list of a million images
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "labels", "fine_label")
-SPLIT_NAMES = {"train": ("train",), "test": ("test", "val")}  # how file names begin; the first that is found counts
+SPLIT_NAMES = {"train": ("train",), "test": ("test", "val")}  # how names begin; the first that is found counts
 FAILURES = (ValueError, OSError, RuntimeError, IndexError)  # what pyarrow's own errors are, and too few rows
 CACHE_BYTES = 1 << 30  # of unpacked groups that a source keeps per process
 
@@ -42,17 +46,18 @@ class File:
     classes: tuple[str, ...]
 
 
-def open_parquet(path: Path, split: str = "train", channels: int = 3) -> Source | None:
+def open_parquet(path: Path, split: str = "train", reading: Reading = IN_FULL) -> Source | None:
     """Images of a .parquet file or of a folder of them. None when there is no test split.
 
-    In a folder (or in data/ inside it) files whose names begin with train are for training, with test or val for the
-    test; if no name says so, and for a single file, all is for training. Labels exist when every row has one.
+    In a folder, files whose names begin with train are for training, with test or val for the test, and so are those in
+    folders of such names; if no name says so, and for a single file, all is for training. Labels exist when every row
+    has one.
     """
     paths = split_files(path, split)
     if paths is None:
         return None
     files = [describe(file) for file in paths]
-    reader = Reader(files, channels)
+    reader = Reader(files, reading)
     if reader.count == 0:
         raise UserError(f"{path}: no rows in {len(files)} parquet file(s)")
     labels = read_labels(files)
@@ -68,8 +73,8 @@ class Reader:
     Locks and groups belong to a process, because a fork may find those of its parent locked.
     """
 
-    def __init__(self, files: Sequence[File], channels: int) -> None:
-        self._files, self._channels = files, channels
+    def __init__(self, files: Sequence[File], reading: Reading) -> None:
+        self._files, self._reading = files, reading
         groups = [(number, group) for number, file in enumerate(files) for group in range(file.metadata.num_row_groups)]
         self._groups = np.array(groups, dtype=np.int64).reshape(-1, 2)
         rows = [files[number].metadata.row_group(group).num_rows for number, group in groups]
@@ -92,7 +97,7 @@ class Reader:
         image, original = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
         if image is None:
             raise BadImage(name, "no image in this row")
-        return decode(image, self._channels, f"{name}:{original}" if original else name)
+        return self._reading.decode(image, f"{name}:{original}" if original else name)
 
     def name(self, place: int) -> str:
         """The file and the row in it."""
@@ -111,24 +116,88 @@ class Reader:
             return opened.read_row_group(int(self._groups[group, 1]), [file.image], use_threads=False).column(0)
 
 
+def holds_parquet(root: Path) -> bool:
+    """Whether a folder is a data set in parquet: files here, in the folder of a configuration, or of a split there.
+
+    Deeper files that lie beside images do not count: they describe those.
+    """
+    endings, folders = _seen(root)
+    if SUFFIX in endings:
+        return True
+    for folder in folders:
+        endings, inside = _seen(folder, GLANCE)
+        deeper = [_seen(place, GLANCE)[0] for place in inside if _names_split(place.name)]
+        if any(SUFFIX in found and not found & SUFFIXES for found in (endings, *deeper)):
+            return True
+    return False
+
+
+def _seen(folder: Path, most: int | None = None) -> tuple[set[str], list[Path]]:
+    """How the names of files in a folder end, and the folders in it."""
+    endings, folders = set(), []
+    for entry in _entries(folder, most):
+        if entry.is_dir():
+            folders.append(Path(entry.path))
+        else:
+            endings.add(entry.name[entry.name.rfind(".") :])
+    return endings, folders
+
+
 def split_files(path: Path, split: str) -> list[Path] | None:
     """The files of a split; None where there is no test."""
     if not path.is_dir():
         return [path] if split == "train" else None
-    folders = [folder for folder in (path, path / "data") if folder.is_dir()]
-    files = sorted(file for folder in folders for file in folder.glob("*.parquet") if file.name[0] != ".")
-    if not files:
-        raise UserError(f"{path}: no .parquet files found there or in its data folder")
+    files = _named_files(path)
     for start in SPLIT_NAMES[split]:
-        named = [file for file in files if file.name.lower().startswith(start)]
+        named = [file for name, file in files if name.startswith(start)]
         if named:
             return named
     if split == "test":
         return None
-    unnamed = [file for file in files if not file.name.lower().startswith(SPLIT_NAMES["test"])]
+    unnamed = [file for name, file in files if not name.startswith(SPLIT_NAMES["test"])]
     if not unnamed:
-        raise UserError(f"{path}: no training files, only {files[0].name} and the like")
+        raise UserError(f"{path}: no training files, only {files[0][1].name} and the like")
     return unnamed
+
+
+def _named_files(root: Path) -> list[tuple[str, Path]]:
+    """The files of a data set, sorted, each after the name that tells its split: its own, or that of a split's folder.
+
+    They lie in the folder, in data/ inside it, or in that of its only configuration, whatever the name.
+    """
+    files = [*_files_of(root), *_files_of(root / "data")]
+    if files:
+        return sorted(files)
+    folders = {entry.name: _files_of(Path(entry.path)) for entry in _entries(root)}
+    configurations = sorted(name for name, found in folders.items() if found)
+    if not configurations:
+        raise UserError(f"{root}: no .parquet files found there or in folders inside it")
+    if len(configurations) > 1:
+        raise UserError(
+            f"{root}: several data sets ({', '.join(configurations)}): choose one, such as {root / configurations[0]}"
+        )
+    return sorted(folders[configurations[0]])
+
+
+def _files_of(folder: Path) -> list[tuple[str, Path]]:
+    splits = [place for place in _seen(folder)[1] if _names_split(place.name)]
+    found = [Path(entry.path) for place in (folder, *splits) for entry in _entries(place)]
+    return [(_split_name(str(file.relative_to(folder))), file) for file in found if file.name.endswith(SUFFIX)]
+
+
+def _names_split(name: str) -> bool:
+    return _split_name(name).startswith((*SPLIT_NAMES["train"], *SPLIT_NAMES["test"]))
+
+
+def _split_name(name: str) -> str:
+    """The hub says `partial-train` where it has converted a part of the rows."""
+    return name.lower().removeprefix("partial-")
+
+
+def _entries(folder: Path, most: int | None = None) -> Iterator["os.DirEntry[str]"]:
+    """What a folder holds, if it is one and may be read; hidden files and folders are left out."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        yield from (entry for entry in islice(entries, most) if not entry.name.startswith("."))
 
 
 def describe(path: Path) -> File:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tico_ssl.data.decoding import ARRAY_SUFFIX, SUFFIXES, BadImage, decode
+from tico_ssl.data.decoding import ARRAY_SUFFIX, IN_FULL, SUFFIXES, BadImage, Reading
 from tico_ssl.data.source import Source
 from tico_ssl.errors import UserError
 
@@ -34,6 +34,7 @@ MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # how gzip, bzi
 OPEN_SHARDS = 256  # file descriptors that a source holds at most; a process may often have no more than 1024
 SCANS = 4  # shards that are indexed at a time, which hides the latency of slow disks
 UNLABELLED = -1
+CLASS_FILES = ("classes.txt", "classnames.txt")
 BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*,[^{}]*)\}")
 
 
@@ -56,11 +57,11 @@ class Member(NamedTuple):
     size: int
 
 
-def open_shards(pattern: str, channels: int = 3) -> Source:
+def open_shards(pattern: str, reading: Reading = IN_FULL) -> Source:
     """Images in tar files, in the order of the sorted shards; `key.jpg` with `key.cls` or `key.json` for its label.
 
     `pattern` is a tar file, a folder of them, a glob (`shards/*.tar`) or has braces (`train-{0000..0009}.tar`). Labels
-    exist when every image has one.
+    exist when every image has one; `classes.txt` or `classnames.txt` beside the shards, or one folder up, names them.
     """
     paths = find_shards(pattern)
     with ThreadPoolExecutor(SCANS) as pool:
@@ -68,16 +69,27 @@ def open_shards(pattern: str, channels: int = 3) -> Source:
     index = Index(*(np.concatenate(arrays) for arrays in zip(*parts)))
     if len(index.members) == 0:
         raise UserError(f"{pattern}: no images found in {len(paths)} shard(s) ({', '.join(sorted(SUFFIXES))})")
-    reader = Reader(paths, [len(part.members) for part in parts], index, channels)
+    reader = Reader(paths, [len(part.members) for part in parts], index, reading)
     labels = torch.from_numpy(index.labels) if (index.labels != UNLABELLED).all() else None
-    return Source(Path(pattern).name or pattern, len(index.members), reader.fetch, labels=labels, names=reader.name)
+    classes = () if labels is None else class_names(paths[0].parent, 1 + int(labels.max()))
+    name, count = Path(pattern).name or pattern, len(index.members)
+    return Source(name, count, reader.fetch, labels=labels, classes=classes, names=reader.name)
+
+
+def class_names(folder: Path, count: int) -> tuple[str, ...]:
+    """One name a line, if there are enough; in exports of several splits the file lies above their folders."""
+    for path in (place / name for place in (folder, folder.parent) for name in CLASS_FILES):
+        if path.is_file():
+            names = path.read_text(encoding="utf-8", errors="backslashreplace").rstrip().split("\n")
+            return tuple(name.strip() for name in names) if len(names) >= count else ()
+    return ()
 
 
 class Reader:
     """Random access to indexed shards, from several threads at a time and in forked processes."""
 
-    def __init__(self, paths: Sequence[Path], counts: Sequence[int], index: Index, channels: int) -> None:
-        self._paths, self._index, self._channels = paths, index, channels
+    def __init__(self, paths: Sequence[Path], counts: Sequence[int], index: Index, reading: Reading) -> None:
+        self._paths, self._index, self._reading = paths, index, reading
         self._ends = np.cumsum(counts)
         self._open = functools.lru_cache(OPEN_SHARDS)(Descriptor)
 
@@ -92,7 +104,7 @@ class Reader:
             raise BadImage(name, error.strerror or "the shard cannot be read") from error
         if len(data) < size:
             raise BadImage(name, "the shard is shorter than when it was opened")
-        return decode(data, self._channels, name)
+        return self._reading.decode(data, name)
 
     def name(self, place: int) -> str:
         """The shard and the key of an image."""

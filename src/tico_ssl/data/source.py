@@ -5,7 +5,7 @@ are all of one size also hold them as one tensor, which the loader can keep on t
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +20,8 @@ class Source:
     """Images, and labels if there are any. `images` is one uint8 tensor (N, C, H, W) where all have one size.
 
     `fetch` raises BadImage for an image that cannot be read; `files` says where an image lies, if it has its own file;
-    `mapped` images are on disk, whatever the tensor pretends.
+    `mapped` images are on disk, whatever the tensor pretends; `rows` are the places in `images` of this source's
+    images (None: all, in order), so `take` is the way to get at them.
     """
 
     name: str
@@ -32,23 +33,32 @@ class Source:
     names: Callable[[int], str] = field(default=str)
     files: Callable[[int], Path] | None = None
     mapped: bool = False
+    rows: Tensor | None = None
 
     def __len__(self) -> int:
         return self.count
 
+    def take(self, index: Tensor) -> Tensor:
+        """The images at these places as one tensor (n, C, H, W), where all have one size."""
+        assert self.images is not None
+        return self.images[index if self.rows is None else self.rows[index]]
+
     def subset(self, index: Tensor) -> "Source":
-        """The images at these places."""
-        places = index.numpy()
-        files = self.files
-        return Source(
-            self.name,
-            len(places),
-            lambda i: self.fetch(int(places[i])),
-            None if self.images is None else self.images[index],
-            None if self.labels is None else self.labels[index],
-            self.classes,
-            lambda i: self.names(int(places[i])),
-            None if files is None else lambda i: files(int(places[i])),
+        """The images at these places. What is mapped stays on disk; of what is in memory, the rest can go."""
+        places, files = index.numpy(), self.files
+        if self.mapped:
+            images, rows = self.images, index if self.rows is None else self.rows[index]
+        else:
+            images, rows = None if self.images is None else self.take(index), None
+        return replace(
+            self,
+            count=len(places),
+            fetch=lambda i: self.fetch(int(places[i])),
+            images=images,
+            labels=None if self.labels is None else self.labels[index],
+            names=lambda i: self.names(int(places[i])),
+            files=None if files is None else lambda i: files(int(places[i])),
+            rows=rows,
         )
 
     def limited(self, limit: int | None) -> "Source":
@@ -59,7 +69,7 @@ class Source:
 
 
 def joined(sources: Sequence[Source]) -> Source:
-    """Several sources as one. Labels are kept when all have them; classes of one name are one class."""
+    """Several sources as one. Labels are kept when all have one an image; classes of one name are one class."""
     if len(sources) == 1:
         return sources[0]
     starts = [0]
@@ -91,7 +101,7 @@ def joined(sources: Sequence[Source]) -> Source:
 
 
 def _joined_labels(sources: Sequence[Source]) -> tuple[Tensor | None, tuple[str, ...]]:
-    if any(source.labels is None or not source.classes for source in sources):
+    if any(source.labels is None or source.labels.ndim > 1 or not source.classes for source in sources):
         return None, ()
     classes = tuple(sorted({name for source in sources for name in source.classes}))
     number = {name: i for i, name in enumerate(classes)}

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from tico_ssl import catalogue
 from tico_ssl.data.source import Source
-from tico_ssl.data.sources import open_source, open_training, shown
+from tico_ssl.data.sources import Given, open_source, open_training, shown
 from tico_ssl.device import choose_device
 from tico_ssl.errors import UserError
-from tico_ssl.features import data_config, extract, image_batches, pixels
+from tico_ssl.features import data_config, extract, image_batches, needed_side, pixels
 from tico_ssl.json_lines import append_json_line
 from tico_ssl.networks.backbones import SMALL_IMAGE, Backbone, build_backbone
 from tico_ssl.networks.batch_norm import calibrate
@@ -37,7 +37,10 @@ Numbers = dict[str, float]
 
 @dataclass(frozen=True)
 class Features:
-    """What a frozen representation makes of the training and the test images."""
+    """What a frozen representation makes of the training and the test images.
+
+    Labels are one class an image (N), or several (N, classes): 1 there, -1 not, 0 hard to say.
+    """
 
     train: Tensor
     test: Tensor
@@ -45,7 +48,14 @@ class Features:
     test_labels: Tensor | None = None
 
     def labels(self, protocol: str) -> tuple[Tensor, Tensor]:
-        """The labels, or a line that says that there are none."""
+        """The class of every image, or a line that says what is missing."""
+        train, test = self.raw_labels(protocol)
+        if train.ndim != 1 or test.ndim != 1:
+            raise UserError(f"{protocol} needs one class an image; these images have several")
+        return train, test
+
+    def raw_labels(self, protocol: str) -> tuple[Tensor, Tensor]:
+        """The labels, be it one an image or several, or a line that says that there are none."""
         if self.train_labels is None or self.test_labels is None:
             raise UserError(f"{protocol} needs labels: class folders, or a data set that has them (see --data)")
         return self.train_labels, self.test_labels
@@ -117,7 +127,7 @@ class Context:
 
 
 def evaluate(
-    run: str | Path, protocol: str, data: str | Sequence[str] | None = None, overrides: Mapping[str, Any] | None = None
+    run: str | Path, protocol: str, data: Given | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Result:
     """Judge a run (or a backbone file) by a protocol; the result is also added to the run's results.jsonl."""
     return evaluate_with(open_context(run, data), run, protocol, overrides)
@@ -135,14 +145,15 @@ def evaluate_with(
     return result
 
 
-def open_context(run: str | Path, data: str | Sequence[str] | None = None) -> Context:
+def open_context(run: str | Path, data: Given | None = None) -> Context:
     """Backbones and data of a run, ready for protocols."""
     file = backbone_file(run)
     trained = load_backbone(run)
     config = data_config(run, data)
     seed = open_run(run).recipe().training.seed if Path(run).expanduser().is_dir() else 0
-    train = open_training(config, trained.config.channels)
-    train, test, how = splits(train, open_source(config, "test", trained.config.channels), seed)
+    channels, shorter = trained.config.channels, needed_side(trained)
+    train = open_training(config, channels, shorter)
+    train, test, how = splits(train, open_source(config, "test", channels, shorter), seed)
     device = choose_device()
     backbones = {"trained": trained, "untrained": untrained_twin(trained, train, seed, device)}
     described = {"source": shown(config), "train": len(train), "test": len(test), "split": how}
@@ -150,12 +161,17 @@ def open_context(run: str | Path, data: str | Sequence[str] | None = None) -> Co
 
 
 def splits(train: Source, test: Source | None, seed: int) -> tuple[Source, Source, str]:
-    """Images to learn from and to be asked about, and how they were chosen: the data's own, or within every class."""
+    """Images to learn from and to be asked about, and how they were chosen: the data's own, or within every class.
+
+    Images of several classes, like those of none, are held out from the whole.
+    """
     if test is not None:
         return train, test, "the data's own"
     order = torch.randperm(len(train), generator=generator(seed, "split"))
     held_out = torch.zeros(len(train), dtype=torch.bool)
-    labels = train.labels if train.labels is not None else torch.zeros(len(train), dtype=torch.int64)
+    labels = train.labels
+    if labels is None or labels.ndim != 1:
+        labels = torch.zeros(len(train), dtype=torch.int64)
     for label in labels.unique():
         members = order[labels[order] == label]
         held_out[members[: max(1, round(HELD_OUT * len(members)))]] = True

@@ -13,6 +13,7 @@ from tico_ssl.data.sources import open_source
 from tico_ssl.evaluations import frozen_features, splits
 from tico_ssl.evaluations.knn import Config, knn_accuracy
 from tico_ssl.networks.backbones import Backbone
+from tico_ssl.views.policy import shorter_side
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,14 @@ class OnlineKnn:
 
     @classmethod
     def of(cls, recipe: Recipe[Any], source: Source, device: torch.device) -> "OnlineKnn | None":
-        """For a recipe that asks for it, on data that have labels."""
-        settings = recipe.training
-        if not settings.knn_every_epochs or source.labels is None or not distributed.is_main():
+        """For a recipe that asks for it, on data that have one class an image."""
+        settings, data = recipe.training, recipe.data
+        if not settings.knn_every_epochs or not _classified(source) or not distributed.is_main():
             return None
-        bank, queries, _ = splits(source, open_source(recipe.data, "test", recipe.backbone.channels), settings.seed)
-        if queries.labels is None:
+        shorter = shorter_side(recipe.views, data.image_size)  # both splits decoded alike
+        test = open_source(data, "test", recipe.backbone.channels, shorter)
+        bank, queries, _ = splits(source, test, settings.seed)
+        if not _classified(queries):
             return None
         return cls(bank.limited(settings.knn_images), queries.limited(settings.knn_images), device)
 
@@ -39,3 +42,7 @@ class OnlineKnn:
         assert isinstance(backbone, Backbone)
         features = frozen_features(backbone, self.bank, self.queries, self.device)
         return {f"knn_{name}": value for name, value in knn_accuracy(features, Config()).items()}
+
+
+def _classified(source: Source) -> bool:
+    return source.labels is not None and source.labels.ndim == 1

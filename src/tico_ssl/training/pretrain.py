@@ -1,6 +1,6 @@
 """The loop: images, views, loss, gradient, step, target. One function, from top to bottom."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ from tico_ssl import catalogue, distributed
 from tico_ssl.config import Recipe, load_recipe
 from tico_ssl.contracts import Batch, StepOutput
 from tico_ssl.data import BadFiles, Loader, Source, as_source, open_training, survey
+from tico_ssl.data.bad_files import readable
+from tico_ssl.data.sources import Given
+from tico_ssl.data.streaming import default_workers
 from tico_ssl.device import autocast, choose_device, resolve_precision
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.batch_norm import share_statistics
@@ -21,13 +24,14 @@ from tico_ssl.networks.storage import save_backbone
 from tico_ssl.optim import build_optimizer, set_learning_rate
 from tico_ssl.optim.schedules import scaled_lr, warmup_cosine
 from tico_ssl.progress import say
-from tico_ssl.randomness import derived_seed, generator
+from tico_ssl.randomness import derived_seed
 from tico_ssl.run_folder import Run, admit, create_run
 from tico_ssl.training.checkpoint import StopRequest, load_checkpoint, save_checkpoint
 from tico_ssl.training.monitor import Monitor, measure, note
 from tico_ssl.training.online_knn import OnlineKnn
 from tico_ssl.views import Views
-from tico_ssl.views.sheet import save_contact_sheet
+from tico_ssl.views.policy import shorter_side
+from tico_ssl.views.sheet import COLUMNS, save_contact_sheet
 
 
 class Interrupted(KeyboardInterrupt):
@@ -36,7 +40,7 @@ class Interrupted(KeyboardInterrupt):
 
 def pretrain(
     recipe: str | Path | Mapping[str, Any] = "demo",
-    data: str | Sequence[str] | None = None,
+    data: Given | None = None,
     out: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     resume: bool = False,
@@ -66,13 +70,15 @@ def default_folder(recipe: str | Path | Mapping[str, Any]) -> Path:
 def train(recipe: Recipe[Any], run: Run, device: torch.device, overwrite: bool = False) -> None:
     """Everything between a recipe and a trained backbone in its run folder."""
     settings, seed = recipe.training, recipe.training.seed
-    source = open_training(recipe.data, recipe.backbone.channels)
+    shorter = shorter_side(recipe.views, recipe.data.image_size)
+    source = open_training(recipe.data, recipe.backbone.channels, shorter)
     bad = BadFiles()
-    survey(source, recipe.data.most_bad, bad, settings.workers)
-    loader = Loader(source, settings.batch_size, seed, device, settings.workers, bad)
-    views = Views(recipe.views, recipe.data.image_size, recipe.data.mean, recipe.data.std)
-    plan = Plan.of(recipe, loader.steps_per_epoch)
+    workers = settings.workers or default_workers()
+    survey(source, recipe.data.most_bad, bad, workers)
     precision = resolve_precision(settings.precision, device)
+    views = Views(recipe.views, recipe.data.image_size, recipe.data.mean, recipe.data.std, precision)
+    loader = Loader(source, views, settings.batch_size, seed, device, workers, bad)
+    plan = Plan.of(recipe, loader.steps_per_epoch)
     method = build_method(recipe, device, precision)
     optimizer = build_optimizer(method, recipe.optimizer)
     distributed.barrier()  # every process has looked at the folder before the main one writes to it
@@ -88,15 +94,15 @@ def train(recipe: Recipe[Any], run: Run, device: torch.device, overwrite: bool =
         return
     model = DistributedDataParallel(method, broadcast_buffers=False) if distributed.active() else method
     knn = OnlineKnn.of(recipe, source, device)
-    local = slice(*(settings.batch_size // distributed.world_size() * (distributed.rank() + i) for i in (0, 1)))
 
     with Monitor(run, plan.steps, settings.batch_size, start, seconds) as monitor, StopRequest() as stop:
-        for step, (images, index) in enumerate(loader.iterate(start, plan.steps), start):
+        for step, portion in enumerate(loader.iterate(start, plan.steps), start):
             torch.manual_seed(derived_seed(seed, "network", step, distributed.rank()))
-            uniforms = views.draw(settings.batch_size, generator(seed, "views", step))[local].to(device)
+            made = views.make(portion.pixels, portion.decisions)
             if step == 0 and distributed.is_main():
-                save_contact_sheet(run.folder / "views.png", images, views(images, uniforms), views)
-            batch = Batch(tuple(as_input(view, precision) for view in views(images, uniforms)), index)
+                originals = [readable(source, place, bad) for place in portion.index[:COLUMNS].tolist()]
+                save_contact_sheet(run.folder / "views.png", originals, made, views)
+            batch = Batch(tuple(as_input(view) for view in made), portion.index)
             lr = plan.lr(step)
             output = optimise(model, optimizer, batch, lr, settings.clip_gradient, precision)
             extra = method.after_step(step / plan.steps) | {"lr": lr}
@@ -161,9 +167,8 @@ def build_method(recipe: Recipe[Any], device: torch.device, precision: torch.dty
     return share_statistics(method.to(memory_format=torch.channels_last)).train()
 
 
-def as_input(view: torch.Tensor, precision: torch.dtype) -> torch.Tensor:
+def as_input(view: torch.Tensor) -> torch.Tensor:
     """A view in the memory format of the weights."""
-    view = view.double() if precision == torch.float64 else view
     return view.contiguous(memory_format=torch.channels_last) if view.ndim == 4 else view
 
 
@@ -195,6 +200,10 @@ def save(run: Run, step: int, method: Any, optimizer: Optimizer, output: StepOut
     distributed.barrier()
 
 
+def _class_count(labels: torch.Tensor) -> int:
+    return int(labels.max()) + 1 if labels.ndim == 1 else labels.shape[1]
+
+
 def _announce(
     recipe: Recipe[Any],
     run: Run,
@@ -213,7 +222,7 @@ def _announce(
     size = sum(parameter.numel() for parameter in method.backbone.parameters()) / 1e6
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     labels = (
-        f"{len(source.classes) or int(source.labels.max()) + 1} classes" if source.labels is not None else "no labels"
+        f"{len(source.classes) or _class_count(source.labels)} classes" if source.labels is not None else "no labels"
     )
     rule = f" ({recipe.optimizer.lr:g} x {settings.batch_size}/256)" if recipe.optimizer.scale_lr else ""
     lines = [

@@ -1,5 +1,7 @@
 """A view's random transformations as data: which operations, how likely, how strong."""
 
+import math
+from collections.abc import Sequence
 from importlib import resources
 from typing import Annotated, Any
 
@@ -76,6 +78,11 @@ class ViewPolicy(Section):
     def left_out(self, channels: int) -> list[str]:
         """The operations of this policy that images with so many channels do not get, since they have no colours."""
         return [] if channels == COLOURS else [name for name in ("jitter", "greyscale") if getattr(self, name) > 0]
+
+
+def shorter_side(policies: Sequence[ViewPolicy], image_size: int) -> int:
+    """Pixels that an image needs along its shorter side, so that even the smallest crop has as many as its view."""
+    return max(math.ceil(policy.side(image_size) / math.sqrt(policy.crop_scale[0])) for policy in policies)
 
 
 def packaged_policies() -> list[str]:

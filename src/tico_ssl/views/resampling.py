@@ -40,23 +40,27 @@ def resized_crop(
     results = []
     for i, image in enumerate(images):
         box = [parameter[i : i + 1] for parameter in parameters]
-        results.append(
-            _resample_by_kernel(image, box, size) if _suits_kernel(image) else _resample(image[None], box, size)
-        )
+        if _suits_kernel(image):
+            results.append(resized_bytes(image, [int(value) for value in box], size)[None] / 255)
+        else:
+            results.append(_resample(image[None], box, size))
     return torch.cat(results)
+
+
+def resized_bytes(image: Tensor, box: Sequence[int], size: int) -> Tensor:
+    """The same for one uint8 image (C, H, W) on a CPU, rounded to eight bits as PIL does."""
+    if not _suits_kernel(image):
+        resized = _resample(image[None], [torch.tensor([value]) for value in box], size)[0]
+        return resized.mul_(255).round_().to(torch.uint8)
+    top, left, height, width, flip = box
+    cut = image[None, :, top : top + height, left : left + width]
+    resized = F.interpolate(cut, (size, size), mode="bicubic", antialias=True)[0]
+    return resized.flip(-1) if flip else resized
 
 
 def _suits_kernel(images: Tensor) -> bool:
     """Eight-bit images on a CPU, except small ones, which are faster in a batch."""
     return images.device.type == "cpu" and images.dtype == torch.uint8 and min(images.shape[-2:]) >= LARGE
-
-
-def _resample_by_kernel(image: Tensor, parameters: Sequence[Tensor], size: int) -> Tensor:
-    """The same filter through torch's kernel for eight bits, which rounds as PIL does."""
-    top, left, height, width, flip = (int(parameter) for parameter in parameters)
-    cut = image[None, :, top : top + height, left : left + width]
-    resized = F.interpolate(cut, (size, size), mode="bicubic", antialias=True)
-    return (resized.flip(-1) if flip else resized) / 255
 
 
 def _resample(images: Tensor, parameters: Sequence[Tensor], size: int) -> Tensor:

@@ -8,7 +8,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from tico_ssl.data.sources import Source
+from tico_ssl.data.bad_files import BadFiles, readable
+from tico_ssl.data.source import Source
 from tico_ssl.randomness import generator
 from tico_ssl.views.executor import Views
 
@@ -16,12 +17,16 @@ COLUMNS, CELL, GAP, PIECE_GAP = 12, 128, 4, 2
 PAPER = 1.0  # white, between the cells and beside what does not fill its cell
 
 
-def preview(source: Source, recipe_views: Views, path: Path, count: int = COLUMNS, seed: int = 0) -> None:
-    """Save a sheet of images of a source, evenly spaced so that every class has its turn, and of views of them."""
-    chosen = source.limited(count)
-    images = [chosen.fetch(i) for i in range(len(chosen))]
+def preview(source: Source, recipe_views: Views, path: Path, count: int = COLUMNS, seed: int = 0) -> BadFiles:
+    """Save a sheet of images of a source, evenly spaced so that every class has its turn, and of views of them.
+
+    Returns the files that could not be read; the images after them are shown in their place.
+    """
+    bad, columns = BadFiles(), min(count, len(source))
+    images = [readable(source, column * len(source) // columns, bad) for column in range(columns)]
     made = recipe_views(images, recipe_views.draw(len(images), generator(seed, "views", 0)))
     save_contact_sheet(path, images, made, recipe_views, count)
+    return bad
 
 
 def save_contact_sheet(

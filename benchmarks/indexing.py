@@ -1,0 +1,97 @@
+"""A folder of a million files: how long it takes to open, and what the list of them costs in memory.
+
+    python benchmarks/indexing.py [--files 1000000] [--out FILE]
+
+The files are empty and lie in a temporary folder (--folder says where) until the end. They were just made, so the
+operating system has the folders in memory: a first look at a slow disk takes longer.
+"""
+
+import argparse
+import gc
+import json
+import multiprocessing
+import random
+import re
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from tico_ssl.data.folders import open_folder
+from tico_ssl.data.source import Source
+from tico_ssl.run_folder import environment
+
+FOLDERS, LOOKUPS = 1_000, 100_000
+
+
+def make_files(root: Path, count: int) -> None:
+    """Empty files in many folders, under one, so that the folders are no classes."""
+    folders = [root / "part" / f"{number:04d}" for number in range(min(FOLDERS, count))]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    for number in range(count):
+        (folders[number % len(folders)] / f"image_{number:09d}.jpg").touch()
+
+
+def memory(*kinds: str) -> int:
+    """Bytes of this process, summed over kinds of memory that Linux tells apart."""
+    text = Path("/proc/self/smaps_rollup").read_text()
+    return 1024 * sum(int(kilobytes) for kind, kilobytes in re.findall(r"(\w+): +(\d+) kB", text) if kind in kinds)
+
+
+def look_up(source: Source, answer: Connection) -> None:
+    """What a worker's own memory grows by while it asks for the names of random places."""
+    before = memory("Private_Clean", "Private_Dirty")
+    places = random.Random(0)
+    for _ in range(LOOKUPS):
+        source.names(places.randrange(len(source)))
+    answer.send(memory("Private_Clean", "Private_Dirty") - before)
+
+
+def growth_of_a_worker(source: Source) -> int:
+    """Bytes that a forked worker copies or adds by looking up names."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    worker = context.Process(target=look_up, args=(source, theirs))
+    worker.start()
+    worker.join()
+    if worker.exitcode:
+        raise SystemExit(f"the worker ended with {worker.exitcode}")
+    return int(ours.recv())
+
+
+def measure(root: Path) -> dict[str, float]:
+    """Open a folder; how long it took, and what stays."""
+    gc.collect()
+    before, start = memory("Rss"), time.perf_counter()
+    source = open_folder(root, "train")
+    seconds = time.perf_counter() - start
+    gc.collect()
+    assert source is not None
+    return {
+        "files": len(source),
+        "seconds": round(seconds, 2),
+        "seconds_per_100000": round(1e5 * seconds / len(source), 3),
+        "resident_growth_mib": round((memory("Rss") - before) / 2**20, 1),
+        "worker_private_growth_mib": round(growth_of_a_worker(source) / 2**20, 2),
+    }
+
+
+def main() -> None:
+    """Print one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=int, default=1_000_000)
+    parser.add_argument("--folder", type=Path, help="where the files are made, by default where the system has it")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as root:
+        make_files(Path(root), arguments.files)
+        figures = measure(Path(root))
+    line = json.dumps({"machine": environment()} | figures)
+    print(line)
+    if arguments.out:
+        arguments.out.write_text(line + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The text files in which data sets list their images, with an error that names the line where one is malformed."""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tico_ssl.data.names import printable
+from tico_ssl.errors import UserError
+
+
+def read_lines(
+    path: Path, pattern: re.Pattern[str], needed: str, header: str | None = None
+) -> Iterator[tuple[int, Sequence[str]]]:
+    """Number and parts of every line that is not empty. Line by line: Places-205 has two and a half million."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            text = os.fsdecode(line).strip()
+            if not text or (number == 1 and header and text.startswith(header)):
+                continue
+            match = pattern.fullmatch(text)
+            if match is None:
+                raise UserError(f"{path}: line {number}: needs {needed}, has '{printable(text[:80])}'")
+            yield number, match.groups()
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds."""
+    try:
+        return json.loads(path.read_bytes())
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: line {error.lineno}: not JSON ({error.msg}, column {error.colno})") from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{path}: not JSON ({type(error).__name__})") from error
+
+
+def require_folders(images: Path, files: list[str], listing: Path) -> None:
+    """All folders that a list names, which are few; its files may be millions."""
+    for folder in sorted({file.rpartition("/")[0] for file in files}):
+        if not (images / folder).is_dir():
+            raise UserError(f"{images / printable(folder)}: no such folder, but {listing.name} lists images in it")

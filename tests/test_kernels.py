@@ -1,0 +1,147 @@
+"""The Triton kernels do what `operations` does. Without a GPU they are run by Triton's interpreter."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tico_ssl.views import ViewPolicy, Views, executor, operations
+from tico_ssl.views.executor import finish_ranges, finishing, place, place_ranges, sizes_of
+
+kernels = pytest.importorskip("tico_ssl.views.kernels")
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+STEP = 1 / 255
+TOLERANCE = STEP / 2  # pixels are kept in half precision
+JITTER = {"jitter": 0.8, "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.5, "greyscale": 0.4}
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def pictures(seed: int, count: int, height: int, width: int) -> torch.Tensor:
+    """Noise in one half, a flat colour in the other: edges, and colours without chroma among them."""
+    images = torch.randint(0, 256, (count, 3, height, width), dtype=torch.uint8, generator=generator(seed))
+    images[:, :, height // 2 :] = images[:, :, :1, :1]
+    images[::2, :, -1] = 90
+    return images.to(DEVICE)
+
+
+def finished(crops: torch.Tensor, d: torch.Tensor, taps: int, grey_first: bool) -> torch.Tensor:
+    """By the operations, in double precision, up to solarisation."""
+    column = d.double().unbind(dim=1)
+    view = crops.double()
+    steps = [
+        lambda x: operations.colour_jitter(x, *column[1:5], d[:, 5:9], column[0]),
+        lambda x: operations.greyscale(x, column[9]),
+    ]
+    for step in reversed(steps) if grey_first else steps:
+        view = step(view)
+    return operations.gaussian_blur(view, column[11], column[10], taps) if taps else view
+
+
+def assert_finished(actual: torch.Tensor, crops: torch.Tensor, d: torch.Tensor, taps: int, grey_first: bool) -> None:
+    before = finished(crops, d, taps, grey_first)
+    expected = operations.solarise(before, d[:, 12])
+    mean, std = (torch.tensor(values, device=DEVICE).view(1, 3, 1, 1) for values in (MEAN, STD))
+    error = (actual * std + mean - expected).abs()
+    error[((before - 0.5).abs() < TOLERANCE) & (d[:, 12] > 0).view(-1, 1, 1, 1)] = 0  # either side of the threshold
+    assert error.max() < TOLERANCE
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    height=st.integers(1, 70),
+    width=st.integers(1, 70),
+    size=st.sampled_from([8, 16, 31, 32, 40]),
+)
+def test_crops_are_those_of_the_operations(seed, height, width, size):
+    images = pictures(seed, 3, height, width)
+    boxes = place(torch.rand(3, 5, generator=generator(seed)), sizes_of(images), place_ranges(ViewPolicy())).to(DEVICE)
+    expected = operations.resized_crop(images.double() / 255, *boxes.unbind(dim=1), size)
+    for dtype in (torch.float32, torch.float16):
+        actual = kernels.resized_crop(images, boxes, size, dtype)
+        assert actual.dtype == dtype
+        assert (actual.double() - expected).abs().max() < TOLERANCE
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    size=st.sampled_from([12, 24, 33]),
+    taps=st.sampled_from([0, 1, 3, 7, 23]),
+    grey_first=st.booleans(),
+    as_bytes=st.booleans(),
+)
+def test_finished_views_are_those_of_the_operations(seed, size, taps, grey_first, as_bytes):
+    taps = taps if taps // 2 < size else 3
+    policy = ViewPolicy(**JITTER, blur=0.5 if taps else 0.0, solarise=0.5)
+    crops = pictures(seed, 6, size, size)
+    d = finishing(torch.rand(6, 13, generator=generator(seed)), finish_ranges(policy)).to(DEVICE)
+    crops = crops if as_bytes else crops / 255
+    actual = kernels.finish(crops, d, taps, grey_first, MEAN, STD, torch.float32)
+    assert actual.is_contiguous(memory_format=torch.channels_last)
+    assert_finished(actual, crops / 255 if as_bytes else crops, d, taps, grey_first)
+
+
+def test_every_order_of_the_jitter():
+    from itertools import permutations
+
+    orders = torch.tensor(list(permutations(range(4))), dtype=torch.float32)
+    crops = pictures(0, len(orders), 16, 16) / 255
+    ranges = finish_ranges(ViewPolicy(**JITTER | {"jitter": 1.0}))
+    d = finishing(torch.rand(len(orders), 13, generator=generator(1)), ranges)
+    d[:, 5:9] = orders
+    d = d.to(DEVICE)
+    assert_finished(kernels.finish(crops, d, 0, False, MEAN, STD, torch.float32), crops, d, 0, False)
+
+
+def test_a_flat_image_stays_flat_to_the_bit():
+    """Weights are rounded to half precision, and divided by the sum of what they were rounded to."""
+    images = torch.full((2, 3, 40, 30), 173, dtype=torch.uint8, device=DEVICE)
+    boxes = torch.tensor([[3.0, 2, 31, 17, 1], [0, 0, 40, 30, 0]], device=DEVICE)
+    crops = kernels.resized_crop(images, boxes, 32, torch.float16)
+    assert crops.unique().numel() == 1
+    blurred = kernels.finish(crops, _blurred(2), 5, False, (0.0,) * 3, (1.0,) * 3, torch.float32)
+    assert (blurred.max() - blurred.min()) < 1e-6
+
+
+def test_an_image_is_finished_alike_in_any_batch():
+    crops = pictures(3, 5, 24, 24) / 255
+    ranges = finish_ranges(ViewPolicy(**JITTER, blur=0.5, solarise=0.5))
+    d = finishing(torch.rand(5, 13, generator=generator(4)), ranges).to(DEVICE)
+    whole = kernels.finish(crops, d, 3, False, MEAN, STD, torch.float32)
+    alone = kernels.finish(crops[3:4], d[3:4], 3, False, MEAN, STD, torch.float32)
+    assert torch.equal(whole[3:4], alone)
+
+
+def test_the_executor_gives_the_same_views_by_kernels_and_by_operations(monkeypatch):
+    policies = [ViewPolicy(**JITTER, blur=1.0), ViewPolicy(**JITTER, jigsaw=2, blur=0.5, greyscale_first=True)]
+    views = Views(policies, 40, MEAN, STD)
+    images, uniforms = pictures(7, 4, 50, 60), views.draw(4, generator(8)).to(DEVICE)
+    monkeypatch.setattr(executor, "by_kernels", lambda device: False)
+    expected = views(images, uniforms)
+    monkeypatch.setattr(executor, "by_kernels", lambda device: True)
+    for actual, slow in zip(views(images, uniforms), expected, strict=True):
+        assert actual.shape == slow.shape
+        assert (actual - slow).abs().max() < 2 * TOLERANCE / min(STD)
+
+
+def test_kernels_that_cannot_be_compiled_are_a_warning(monkeypatch):
+    def broken(*_: object) -> None:
+        raise RuntimeError("Failed to find C compiler.\nSet CC")
+
+    monkeypatch.setattr(kernels, "resized_crop", broken)
+    executor.by_kernels.cache_clear()
+    with pytest.warns(UserWarning, match=r"^views without Triton kernels, which is slower: [^\n]+$"):
+        assert not executor.by_kernels(torch.device("cuda"))
+    executor.by_kernels.cache_clear()
+
+
+def _blurred(count: int) -> torch.Tensor:
+    d = torch.zeros(count, 13, device=DEVICE)
+    d[:, 10], d[:, 11] = 1, 1.3
+    return d
