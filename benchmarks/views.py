@@ -25,6 +25,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from tico_ssl.config import load_recipe
+from tico_ssl.device import keep_freed_memory
 from tico_ssl.randomness import generator
 from tico_ssl.run_folder import environment
 from tico_ssl.views import Views, executor
@@ -169,6 +170,7 @@ def on_gpus() -> Iterator[dict[str, Any]]:
 def on_one_thread() -> Iterator[dict[str, Any]]:
     """Small images and large ones, with the ratio to every other side."""
     torch.set_num_threads(1)
+    keep_freed_memory()  # as training does
     for source, size, count, blur in ((32, 32, 128, False), (256, 224, 16, True)):
         images = torch.randint(0, 256, (count, 3, source, source), dtype=torch.uint8)
         pictures = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in images]

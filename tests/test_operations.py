@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
-from tico_ssl.views import operations
+from tico_ssl.views import ViewPolicy, Views, executor, operations
 
 # PIL rounds its result to eight bits, and where it works in two passes also what lies between them.
 PIL_TOLERANCE = 2 / 255 + 1e-6  # two steps of eight bits
@@ -265,6 +265,14 @@ class TestColourJitter:
                 expected = OUR_KINDS[kind](expected, parameters[kind][i : i + 1])
             assert_close(actual[i : i + 1], expected, 1e-6)
 
+    def test_a_sample_alone_is_as_in_the_batch(self):
+        """On a CPU it goes through its own order only, in the batch through all blends there are."""
+        images, parameters = make_images(7, 24) / 255, jitter_parameters(7, 24)
+        arguments = (images, *parameters, self.orders, torch.arange(24) % 3 > 0)
+        batch = operations.colour_jitter(*arguments)
+        for i in range(24):
+            assert_close(operations.colour_jitter(*(a[i : i + 1] for a in arguments)), batch[i : i + 1], 1e-6)
+
     def test_every_order_stays_near_pil(self):
         """PIL's blends round down, half a level each on average, so the mean error is about 1.5 levels by itself.
 
@@ -361,6 +369,11 @@ class TestContract:
         swapped[1:] = 1 - swapped[1:]
         assert_close(operation(images, everyone)[:1], operation(swapped, everyone)[:1], 1e-6)
 
+    @masked
+    def test_with_no_sample_chosen_all_are_unchanged_to_the_bit(self, operation):
+        images = make_images(10) / 255
+        assert torch.equal(operation(images, torch.zeros(4)), images)
+
     def test_inputs_are_not_modified(self):
         arguments = chain_arguments()
         images = arguments[0] / 255
@@ -411,3 +424,15 @@ class TestContract:
     def test_wrong_shapes_are_refused(self, call):
         with pytest.raises(ValueError, match=r"expected|kernel_size"):
             call(make_images(0) / 255, torch.ones(4))
+
+
+@pytest.mark.parametrize("greyscale_first", [False, True])
+def test_large_views_one_by_one_are_those_of_the_batch(monkeypatch, greyscale_first):
+    """On a CPU; the crops are bytes in both, so nothing differs but the way through the colours."""
+    policy = ViewPolicy(jitter=0.8, greyscale=0.3, greyscale_first=greyscale_first, blur=0.5)
+    views = Views([policy], executor.LARGE, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
+    images = make_images(11, 12, 180, 170)
+    uniforms = views.draw(12, torch.Generator().manual_seed(11))
+    one_by_one = views(images, uniforms)[0]
+    monkeypatch.setattr(executor, "LARGE", executor.LARGE + 1)
+    assert_close(one_by_one, views(images, uniforms)[0], 2e-5)

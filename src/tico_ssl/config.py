@@ -35,6 +35,9 @@ class TrainingConfig(Section):
     """Of everything random: weights, order, views."""
     precision: Precision = "auto"
     """auto: bf16 on GPUs that have it, else fp32."""
+    execution: Literal["auto", "eager", "compiled", "captured", "compiled and captured"] = "auto"
+    """How steps are carried out: one operation after the other (eager), through torch.compile (which takes a minute or
+    two), or recorded as a CUDA graph and replayed. auto: captured on one GPU, else eager."""
     clip_gradient: Annotated[float, Field(gt=0)] | None = None
     """Largest norm of the gradient, if it is to be clipped."""
     log_every_steps: Annotated[int, Field(ge=1)] = 50

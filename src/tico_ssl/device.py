@@ -1,11 +1,16 @@
 """Which device, and which precision on it."""
 
+import contextlib
+import ctypes
+import functools
 import os
 from contextlib import AbstractContextManager
 
 import torch
 
 from tico_ssl.errors import UserError
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 def choose_device() -> torch.device:
@@ -19,7 +24,18 @@ def choose_device() -> torch.device:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
         return device
+    keep_freed_memory()
     return torch.device("cpu")
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """Let glibc keep large blocks when they are freed, rather than give them back and have every page cleared anew the
+    next time. On two cores this makes views of 32 pixels 1.4 times as fast. Without glibc nothing happens."""
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL("libc.so.6")
+        library.mallopt(M_MMAP_THRESHOLD, 2**30)
+        library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def resolve_precision(precision: str, device: torch.device) -> torch.dtype:

@@ -27,11 +27,12 @@ PIECE = 1024  # images that are moved to the device at a time, so that mapped on
 @dataclass(frozen=True)
 class Portion:
     """A step's images on the device, whole (N, C, H, W) or as one batch of crops for each view; what is to be done to
-    them; and their places in the source."""
+    them; their places in the source; and their labels, if they have any."""
 
     pixels: Tensor | tuple[Tensor, ...]
     decisions: Tensor
     index: Tensor
+    label: Tensor | None = None
 
 
 class Loader:
@@ -94,11 +95,10 @@ class Loader:
         for step in range(start, stop):
             index = self.indices(step)
             if self._resident is not None:
-                images = self._resident[index.to(self.device)]
+                images = self._resident[sent(index, self.device)]
             else:
-                images = self.source.take(index).to(self.device, non_blocking=True)
-            decisions = self.views.decide(self._uniforms(step), sizes_of(images))
-            yield Portion(images, decisions.to(self.device, non_blocking=True), index)
+                images = sent(self.source.take(index), self.device)
+            yield self._portion(images, self.views.decide(self._uniforms(step), sizes_of(images)), index)
 
     def _streamed(self, start: int, stop: int) -> Iterator[Portion]:
         assert self._stream is not None
@@ -106,8 +106,11 @@ class Loader:
             Task(self.indices(step).numpy(), self._uniforms(step)[..., PLACE].numpy()) for step in range(start, stop)
         )
         for step, crops in enumerate(self._stream.batches(tasks), start):
-            decisions = self.views.decide(self._uniforms(step)).to(self.device, non_blocking=True)
-            yield Portion(crops, decisions, self.indices(step))
+            yield self._portion(crops, self.views.decide(self._uniforms(step)), self.indices(step))
+
+    def _portion(self, pixels: Tensor | tuple[Tensor, ...], decisions: Tensor, index: Tensor) -> Portion:
+        labels = [] if self.source.labels is None else [self.source.labels[index]]
+        return Portion(pixels, *(sent(x, self.device) for x in (decisions, index, *labels)))
 
     def _uniforms(self, step: int) -> Tensor:
         return self.views.draw(self.batch_size, generator(self.seed, "views", step))[self._mine]
@@ -116,6 +119,11 @@ class Loader:
         if getattr(self, "_cached", (None, None))[0] != epoch:
             self._cached = (epoch, torch.randperm(len(self.source), generator=generator(self.seed, "order", epoch)))
         return self._cached[1]
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """On its way to the device: from pinned memory, or the CPU would wait until the GPU has done what is queued."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _fits(source: Source, device: torch.device) -> bool:

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from tico_ssl.errors import UserError
 
+EPSILON = 1e-5  # added to the deviation
 
-def standardise(weight: Tensor, eps: float = 1e-5) -> Tensor:
+
+def standardise(weight: Tensor, eps: float = EPSILON) -> Tensor:
     """Zero mean and unit (unbiased) standard deviation per output channel."""
     centred = weight - weight.mean(dim=(1, 2, 3), keepdim=True)
     return centred / (centred.flatten(1).std(dim=1).view(-1, 1, 1, 1) + eps)

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from tico_ssl import distributed
 from tico_ssl.errors import UserError
+from tico_ssl.optim.groups import load_optimizer
 
 
 def save_checkpoint(path: Path, step: int, method: nn.Module, optimizer: Optimizer, seconds: float) -> None:
@@ -37,7 +38,7 @@ def load_checkpoint(path: Path, method: nn.Module, optimizer: Optimizer, device:
     try:
         state = torch.load(path, map_location=device, weights_only=True)
         method.load_state_dict(state["method"])
-        optimizer.load_state_dict(state["optimizer"])
+        load_optimizer(optimizer, state["optimizer"])
     except Exception as error:  # a damaged file fails in many ways
         raise UserError(f"{path}: cannot be resumed from ({str(error).splitlines()[0]})") from error
     return {"step": state["step"], "seconds": state["seconds"]}

@@ -12,16 +12,17 @@ from torch.optim import Optimizer
 
 from tico_ssl import catalogue, distributed
 from tico_ssl.config import Recipe, load_recipe
-from tico_ssl.contracts import Batch, StepOutput
+from tico_ssl.contracts import StepOutput
 from tico_ssl.data import BadFiles, Loader, Source, as_source, open_training, survey
 from tico_ssl.data.bad_files import readable
 from tico_ssl.data.sources import Given
 from tico_ssl.data.streaming import default_workers
-from tico_ssl.device import autocast, choose_device, resolve_precision
+from tico_ssl.device import choose_device, resolve_precision
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.batch_norm import share_statistics
+from tico_ssl.networks.fused import fuse
 from tico_ssl.networks.storage import save_backbone
-from tico_ssl.optim import build_optimizer, set_learning_rate
+from tico_ssl.optim import build_optimizer
 from tico_ssl.optim.schedules import scaled_lr, warmup_cosine
 from tico_ssl.progress import say
 from tico_ssl.randomness import derived_seed
@@ -29,7 +30,9 @@ from tico_ssl.run_folder import Run, admit, create_run
 from tico_ssl.training.checkpoint import StopRequest, load_checkpoint, save_checkpoint
 from tico_ssl.training.monitor import Monitor, measure, note
 from tico_ssl.training.online_knn import OnlineKnn
+from tico_ssl.training.step import Step, resolve_execution
 from tico_ssl.views import Views
+from tico_ssl.views.executor import by_kernels
 from tico_ssl.views.policy import shorter_side
 from tico_ssl.views.sheet import COLUMNS, save_contact_sheet
 
@@ -93,26 +96,25 @@ def train(recipe: Recipe[Any], run: Run, device: torch.device, overwrite: bool =
     if start == plan.steps:
         return
     model = DistributedDataParallel(method, broadcast_buffers=False) if distributed.active() else method
+    make_step = Step(method, model, optimizer, views, precision, device, settings.clip_gradient, settings.execution)
     knn = OnlineKnn.of(recipe, source, device)
 
     with Monitor(run, plan.steps, settings.batch_size, start, seconds) as monitor, StopRequest() as stop:
         for step, portion in enumerate(loader.iterate(start, plan.steps), start):
-            torch.manual_seed(derived_seed(seed, "network", step, distributed.rank()))
-            made = views.make(portion.pixels, portion.decisions)
             if step == 0 and distributed.is_main():
                 originals = [readable(source, place, bad) for place in portion.index[:COLUMNS].tolist()]
+                made = views.make(portion.pixels, portion.decisions)
                 save_contact_sheet(run.folder / "views.png", originals, made, views)
-            batch = Batch(tuple(as_input(view) for view in made), portion.index)
+            torch.manual_seed(derived_seed(seed, "network", step, distributed.rank()))
             lr = plan.lr(step)
-            output = optimise(model, optimizer, batch, lr, settings.clip_gradient, precision)
-            extra = method.after_step(step / plan.steps) | {"lr": lr}
+            outcome = make_step(portion, lr, step / plan.steps)
 
             done = step + 1
             monitor.advance(done)
             epoch, in_epoch = divmod(done, plan.steps_per_epoch)
             at_log_step = done % settings.log_every_steps == 0 or in_epoch == 0
             if at_log_step:
-                values = measure(output, method, extra)
+                values = measure(outcome.output, method, outcome.extra | {"lr": lr})
                 waited = loader.take_waited()
                 monitor.log(done, done / plan.steps_per_epoch, values, method, step >= plan.warmup, waited)
             stopping = stop.agreed(at_log_step) and done < plan.steps
@@ -124,7 +126,7 @@ def train(recipe: Recipe[Any], run: Run, device: torch.device, overwrite: bool =
                     monitor.epoch_ended(epoch, settings.epochs, len(bad))
                 # Last, so that a checkpoint never runs ahead of the metrics.
                 if stopping or plan.due(done, settings.checkpoint_every_epochs):
-                    save(run, done, method, optimizer, output, monitor)
+                    save(run, done, method, optimizer, outcome.output, monitor)
             if stopping:
                 raise Interrupted(f"stopped after step {done} of {plan.steps}; continue with --resume")
         monitor.note(f"trained in {monitor.seconds:,.0f} s")
@@ -164,32 +166,9 @@ def build_method(recipe: Recipe[Any], device: torch.device, precision: torch.dty
     backbone = build_backbone(recipe.backbone, data.image_size, data.mean, data.std)
     method: nn.Module = catalogue.load("methods", recipe.method.name).build(recipe.method, backbone)
     method = method.to(device, torch.float64 if precision == torch.float64 else torch.float32)
+    if resolve_execution(recipe.training.execution, device) == "captured" and by_kernels(device):
+        fuse(method)
     return share_statistics(method.to(memory_format=torch.channels_last)).train()
-
-
-def as_input(view: torch.Tensor) -> torch.Tensor:
-    """A view in the memory format of the weights."""
-    return view.contiguous(memory_format=torch.channels_last) if view.ndim == 4 else view
-
-
-def optimise(
-    model: nn.Module,
-    optimizer: Optimizer,
-    batch: Batch,
-    lr: float,
-    clip_gradient: float | None,
-    precision: torch.dtype,
-) -> StepOutput:
-    """One step of gradient descent."""
-    set_learning_rate(optimizer, lr)
-    with autocast(batch.views[0].device, precision):
-        output: StepOutput = model(batch)
-    optimizer.zero_grad(set_to_none=True)
-    output.loss.backward()
-    if clip_gradient is not None:
-        nn.utils.clip_grad_norm_(model.parameters(), clip_gradient)
-    optimizer.step()
-    return output
 
 
 def save(run: Run, step: int, method: Any, optimizer: Optimizer, output: StepOutput, monitor: Monitor) -> None:
@@ -228,7 +207,8 @@ def _announce(
     lines = [
         f"{recipe.method.name} on {source.name}: {len(source):,} images ({labels}), {loader.storage}",
         f"{recipe.backbone.name}, {size:.2f} M parameters, {recipe.data.image_size} px; {where}, "
-        f"{str(precision).removeprefix('torch.')}, {distributed.world_size()} process(es)",
+        f"{str(precision).removeprefix('torch.')}, {resolve_execution(settings.execution, device)} steps, "
+        f"{distributed.world_size()} process(es)",
         f"{settings.epochs} epochs of {plan.steps_per_epoch} steps of {settings.batch_size} images; "
         f"{recipe.optimizer.name}, learning rate {plan.peak_lr:g}{rule}",
     ]

@@ -1,17 +1,20 @@
 """Pixel operations of two-view augmentation: pure, batched, one parameter value per sample.
 
 Images are float tensors (N, C, H, W) in [0, 1] and every per-sample parameter is a tensor of shape (N,) on the same
-device. Nothing here reads a value back to the host and no shape depends on data, so a chain of these functions runs
-alike on CPU and GPU and can be captured in a CUDA graph. For the same reason only shapes are checked, never values.
+device. On a GPU nothing here reads a value back to the host and no shape depends on data, so a chain of these functions
+can be captured in a CUDA graph. For the same reason only shapes are checked, never values. On a CPU, where values are
+at hand, an operation that no sample takes is skipped (the images themselves are returned), and the colours of a sample
+that comes alone are adjusted without the work that a mixture of orders takes. Images are never modified.
 
 Each operation follows torchvision's functional of the same name applied to one PIL image, without PIL's rounding to
 eight bits between operations. Resampling and blurring are matrix products: where reduced-precision products are
 switched on (TF32, autocast) they lose accuracy accordingly; all other operations are elementwise and do not.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tico_ssl.views.resampling import resized_crop
@@ -31,19 +34,20 @@ __all__ = [
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 LUMA = (0.2989, 0.587, 0.114)
-BLOCK = 32  # pixels blurred by one product; measured fastest of 32 to 224 on a CPU
+BLOCK = 32  # pixels blurred by one product; measured fastest of 16 to 56 on a CPU
 
 
 def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
     """Multiply by ``factor``."""
     _check_colour(images, factor)
-    return _blend(images, torch.zeros_like(images[:, :1]), factor)
+    return (images * _per_image(factor.to(images.dtype))).clamp_(0, 1)
 
 
 def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
     """Scale the distance to the mean grey of the image by ``factor``."""
     _check_colour(images, factor)
-    return _blend(images, _mean(_grey(images)), factor)
+    factor = _per_image(factor.to(images.dtype))
+    return (images * factor).add_(_mean(_grey(images)) * (1 - factor)).clamp_(0, 1)
 
 
 def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
@@ -60,28 +64,28 @@ def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
     _check_colour(images, shift)
     red, green, blue = images.unbind(1)
     value = torch.maximum(red, torch.maximum(green, blue))
-    chroma = value - torch.minimum(red, torch.minimum(green, blue))
-    hue = _signed_hue(value, chroma, red, green - blue).add_(6 * _per_image(shift.to(images.dtype), 3))
-    hue.sub_((hue / 6).round_(), alpha=6)
-    # Each channel is the value less the chroma times a trapezium in the hue, with its floor at the channel's colour.
+    least = torch.minimum(red, torch.minimum(green, blue))
+    chroma = value - least
+    hue = _signed_hue(value, chroma, red, green - blue).add_(_per_image(shift.to(images.dtype), 3))
+    hue.sub_(hue.round())
+    # Each channel is a trapezium in the hue, between the value and the least: its top or its floor is a sixth from 0.
     turned = torch.empty_like(images)
-    torch.addcmul(value, chroma, hue.abs().sub_(1).clamp_(0, 1), value=-1, out=turned[:, 0])
-    torch.addcmul(value, chroma, (hue + 1).abs_().neg_().add_(2).clamp_(0, 1), value=-1, out=turned[:, 1])
-    torch.addcmul(value, chroma, (hue - 1).abs_().neg_().add_(2).clamp_(0, 1), value=-1, out=turned[:, 2])
+    torch.addcmul(value, chroma, hue.abs().sub_(1 / 6).clamp_(0, 1 / 6), value=-6, out=turned[:, 0])
+    torch.addcmul(least, chroma, (hue + 1 / 6).abs_().sub_(1 / 6).clamp_(0, 1 / 6), value=6, out=turned[:, 1])
+    torch.addcmul(least, chroma, (hue - 1 / 6).abs_().sub_(1 / 6).clamp_(0, 1 / 6), value=6, out=turned[:, 2])
     return turned
 
 
 def _signed_hue(value: Tensor, chroma: Tensor, red: Tensor, green_less_blue: Tensor) -> Tensor:
-    """Hue in [-3, 3], red at 0, green at 2, blue at -2; zero for grey.
+    """Hue in [-1/2, 1/2], red at 0, green at 1/3, blue at -1/3; zero for grey.
 
-    With p = (value - red) / chroma and q = 1 - |green - blue| / chroma, the distance from red is 1 - q where red is
-    the largest channel (p = 0), 1 + p where it is the middle one (q = 0) and 2 + q where it is the smallest (p = 1):
-    in every case 1 + p + q (2p - 1).
+    With p = (value - red) / chroma and t = |green - blue| / chroma, the distance from red in sixths is t where red is
+    the largest channel (p = 0), 1 + p where it is the middle one (t = 1) and 3 - t where it is the smallest (p = 1):
+    in every case 3p + t (1 - 2p).
     """
     per_chroma = chroma.clamp_min(torch.finfo(chroma.dtype).tiny).reciprocal_()
     p = (value - red).mul_(per_chroma)
-    q = green_less_blue.abs().mul_(per_chroma).neg_().add_(1)
-    distance = q.mul_(p * 2 - 1).add_(p).add_(1)
+    distance = green_less_blue.abs().mul_(per_chroma).mul_(torch.rsub(p, 1 / 6, alpha=1 / 3)).add_(p, alpha=1 / 2)
     return distance.copysign_(green_less_blue)
 
 
@@ -96,15 +100,33 @@ def colour_jitter(
 ) -> Tensor:
     """Adjust brightness (0), contrast (1), saturation (2) and hue (3) in each sample's own ``order`` (N, 4).
 
-    Samples with ``apply`` false are returned unchanged. The order differs between samples, yet each operation must
-    not be evaluated for everybody at each of the four positions. Brightness, contrast and saturation are one blend with
-    three references, so one blend per position serves all samples; and hue, the costly one, is evaluated once for all
-    samples together, between the blends which precede it (positions 0 to 2) and those which follow it (1 to 3).
+    Samples with ``apply`` false are returned unchanged.
     """
     _check_colour(images, brightness, contrast, saturation, hue, apply)
     if order.shape != (len(images), 4):
         raise ValueError(f"expected order of shape ({len(images)}, 4), got {tuple(order.shape)}")
-    order = order.long()
+    parameters = (brightness, contrast, saturation, hue)
+    if len(images) == 1 and _values_at_hand(apply):
+        return _where(apply, lambda: _adjust_in_turn(images, parameters, order[0].int().tolist()), images)
+    return _where(apply, lambda: _adjust_together(images, parameters, order.long()), images)
+
+
+def _adjust_in_turn(images: Tensor, parameters: Sequence[Tensor], order: Sequence[int]) -> Tensor:
+    """All samples in the same order."""
+    adjust = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
+    for kind in order:
+        images = adjust[kind](images, parameters[kind])
+    return images
+
+
+def _adjust_together(images: Tensor, parameters: Sequence[Tensor], order: Tensor) -> Tensor:
+    """Each sample in its own order, without evaluating each operation for everybody at each of the four positions.
+
+    Brightness, contrast and saturation are one blend with three references, so one blend per position serves all
+    samples; and hue, the costly one, is evaluated once for all samples together, between the blends which precede it
+    (positions 0 to 2) and those which follow it (1 to 3).
+    """
+    brightness, contrast, saturation, hue = parameters
     factors = torch.stack([brightness, contrast, saturation, torch.ones_like(hue)], dim=1).gather(1, order)
     hue_position = (order == HUE).long().argmax(dim=1)
     jittered = images.clone()
@@ -113,7 +135,7 @@ def colour_jitter(
     jittered = adjust_hue(jittered, hue)
     for position in (1, 2, 3):
         _blend_by_kind_(jittered, order[:, position], torch.where(hue_position < position, factors[:, position], 1))
-    return torch.where(_mask(apply), jittered, images)
+    return jittered
 
 
 def _blend_by_kind_(images: Tensor, kind: Tensor, factor: Tensor) -> None:
@@ -126,54 +148,53 @@ def _blend_by_kind_(images: Tensor, kind: Tensor, factor: Tensor) -> None:
 def greyscale(images: Tensor, apply: Tensor) -> Tensor:
     """Replace all three channels by the luma where ``apply``."""
     _check_colour(images, apply)
-    return torch.where(_mask(apply), _grey(images), images)
+    return _where(apply, lambda: _grey(images).expand_as(images), images)
 
 
 def gaussian_blur(images: Tensor, sigma: Tensor, apply: Tensor, kernel_size: int) -> Tensor:
     """Blur with a Gaussian of ``kernel_size`` taps and per-sample ``sigma`` where ``apply``, edges reflected.
 
-    A convolution with one kernel per sample would need N x C groups, which is slow everywhere; two batched products
-    with band matrices are not.
+    A convolution with one kernel per sample would need N x C groups, which is slow everywhere; batched products, each
+    of which makes a block of pixels, are not.
     """
     _check(images, sigma, apply)
     rows, columns = images.shape[2:]
     if kernel_size < 1 or kernel_size % 2 == 0 or kernel_size // 2 >= min(rows, columns):
         raise ValueError(f"kernel_size must be odd and fit a reflected {rows} x {columns} image, got {kernel_size}")
-    taps = torch.arange(kernel_size, device=images.device, dtype=torch.float32) - kernel_size // 2
+    return _where(apply, lambda: _blurred(images, sigma, kernel_size // 2), images)
+
+
+def _blurred(images: Tensor, sigma: Tensor, radius: int) -> Tensor:
+    taps = torch.arange(-radius, radius + 1, device=images.device, dtype=torch.float32)
     kernel = torch.softmax(-0.5 * (taps / sigma.view(-1, 1)).square(), dim=1).to(images.dtype)
-    horizontal, flat = _band_matrix(kernel, columns).mT, images.flatten(1, 2)
-    blocks = [flat[..., near] @ horizontal[:, near, block] for block, near in _bands(columns, kernel_size)]
-    blurred = torch.cat(blocks, dim=2).view_as(images)
-    vertical = _band_matrix(kernel, rows).unsqueeze(1)
-    blocks = [vertical[..., block, near] @ blurred[:, :, near] for block, near in _bands(rows, kernel_size)]
-    return torch.where(_mask(apply), torch.cat(blocks, dim=2), images)
+    padded = F.pad(images, [radius] * 4, mode="reflect")
+    shifted = _shifted(kernel, BLOCK).unsqueeze(1)
+    return _convolved_and_transposed(_convolved_and_transposed(padded, shifted), shifted)
 
 
-def _bands(length: int, kernel_size: int) -> Iterator[tuple[slice, slice]]:
-    """Blocks of an axis, each with the stretch it depends on: products over these skip most zeros of a band matrix."""
-    for start in range(0, length, BLOCK):
-        stop = min(start + BLOCK, length)
-        yield slice(start, stop), slice(max(start - kernel_size // 2, 0), min(stop + kernel_size // 2, length))
+def _convolved_and_transposed(images: Tensor, shifted: Tensor) -> Tensor:
+    """Rows of images (N, C, H, W + K - 1) convolved with kernels of K taps, as columns (N, C, W, H)."""
+    margin = shifted.shape[3] - BLOCK
+    width = images.shape[3] - margin
+    blocks = []
+    for start in range(0, width, BLOCK):
+        size = min(BLOCK, width - start)
+        blocks.append(shifted[..., :size, : size + margin] @ images[..., start : start + size + margin].mT)
+    return torch.cat(blocks, dim=2)
 
 
-def _band_matrix(kernel: Tensor, length: int) -> Tensor:
-    """Matrices (N, length, length) which convolve an axis with each kernel (N, K) under reflect padding.
-
-    Padding is folded in: a tap which falls outside the axis is added to the pixel it reflects.
-    """
-    n, taps = kernel.shape
-    reach = torch.arange(length, device=kernel.device).view(-1, 1) + torch.arange(taps, device=kernel.device)
-    last = length - 1
-    column = last - (last - (reach - taps // 2).abs()).abs()
-    band = torch.zeros(n, length, length, device=kernel.device, dtype=kernel.dtype)
-    return band.scatter_add_(2, column.expand(n, -1, -1), kernel.unsqueeze(1).expand(-1, length, -1))
+def _shifted(kernel: Tensor, count: int) -> Tensor:
+    """Matrices (N, count, count + K - 1): in each row the kernel (N, K), one place further than in the row above."""
+    width = kernel.shape[1] + count - 1
+    rows = F.pad(kernel, (0, count)).unsqueeze(1).expand(-1, count, -1).flatten(1)  # as long as a row, and one more
+    return rows[:, : count * width].unflatten(1, (count, width))
 
 
 def solarise(images: Tensor, apply: Tensor, threshold: float = 0.5) -> Tensor:
     """Invert the pixels at or above ``threshold`` where ``apply``."""
     _check(images, apply)
-    limit = torch.where(_mask(apply), threshold, torch.inf)
-    return torch.where(images >= limit, 1 - images, images)
+    # A blend by zeros and ones: to choose by a condition that changes from pixel to pixel costs a CPU nine times that.
+    return _where(apply, lambda: images.lerp(1 - images, images.clone().ge_(threshold)), images)
 
 
 def normalise(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> Tensor:
@@ -207,8 +228,20 @@ def _per_image(parameter: Tensor, ndim: int = 4) -> Tensor:
     return parameter.view(-1, *[1] * (ndim - 1))
 
 
-def _mask(apply: Tensor) -> Tensor:
-    return _per_image(apply.to(torch.bool))
+def _where(apply: Tensor, changed: Callable[[], Tensor], images: Tensor) -> Tensor:
+    """What is ``changed`` where ``apply``, the images elsewhere."""
+    if _values_at_hand(apply):
+        values = apply.tolist()
+        if not any(values):
+            return images
+        if all(values):
+            return changed()
+    return torch.where(_per_image(apply.to(torch.bool)), changed(), images)
+
+
+def _values_at_hand(parameter: Tensor) -> bool:
+    """On a CPU a value can be read without waiting for anything."""
+    return parameter.device.type == "cpu"
 
 
 def _check(images: Tensor, *parameters: Tensor) -> None:

@@ -35,21 +35,20 @@ def resized_crop(
         raise ValueError(f"expected images as (N, C, H, W), got shape {tuple(images.shape)}")
     if not isinstance(images, Tensor) and (not images or any(image.ndim != 3 for image in images)):
         raise ValueError(f"expected images as (C, H, W), got shapes {[tuple(image.shape) for image in images]}")
-    if isinstance(images, Tensor) and not _suits_kernel(images):
+    if isinstance(images, Tensor) and not suits_kernel(images):
         return _resample(images, parameters, size)
-    results = []
-    for i, image in enumerate(images):
-        box = [parameter[i : i + 1] for parameter in parameters]
-        if _suits_kernel(image):
-            results.append(resized_bytes(image, [int(value) for value in box], size)[None] / 255)
+    results = torch.empty(len(images), len(images[0]), size, size, dtype=torch.float32, device=images[0].device)
+    for image, box, result in zip(images, torch.stack(parameters, dim=1).split(1), results, strict=True):
+        if suits_kernel(image):
+            torch.div(resized_bytes(image, box[0].int().tolist(), size), 255, out=result)
         else:
-            results.append(_resample(image[None], box, size))
-    return torch.cat(results)
+            result.copy_(_resample(image[None], box.unbind(dim=1), size)[0])
+    return results
 
 
 def resized_bytes(image: Tensor, box: Sequence[int], size: int) -> Tensor:
     """The same for one uint8 image (C, H, W) on a CPU, rounded to eight bits as PIL does."""
-    if not _suits_kernel(image):
+    if not suits_kernel(image):
         resized = _resample(image[None], [torch.tensor([value]) for value in box], size)[0]
         return resized.mul_(255).round_().to(torch.uint8)
     top, left, height, width, flip = box
@@ -58,8 +57,10 @@ def resized_bytes(image: Tensor, box: Sequence[int], size: int) -> Tensor:
     return resized.flip(-1) if flip else resized
 
 
-def _suits_kernel(images: Tensor) -> bool:
+def suits_kernel(images: Tensor | Sequence[Tensor]) -> bool:
     """Eight-bit images on a CPU, except small ones, which are faster in a batch."""
+    if not isinstance(images, Tensor):
+        return all(suits_kernel(image) for image in images)
     return images.device.type == "cpu" and images.dtype == torch.uint8 and min(images.shape[-2:]) >= LARGE
 
 

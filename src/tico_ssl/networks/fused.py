@@ -1,0 +1,144 @@
+"""ResNets whose BatchNorm, sum and ReLU are one operation, where a GPU and its kernels are there.
+
+Only the forward functions of blocks are exchanged: parameters, their names and what is computed stay the same, and each
+block goes back to torch's modules where the kernels do not fit (evaluation, several processes, a CPU).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
+
+from tico_ssl.networks.backbones import NarrowResNet
+from tico_ssl.networks.weight_standardisation import EPSILON, StandardisedConv2d, standardise
+
+try:
+    from tico_ssl.networks import fused_kernels
+except ImportError:  # Triton comes with torch on Linux only
+    fused_kernels = None  # type: ignore[assignment]
+
+DEVICES = ("cuda",)  # where the kernels run; tests add the CPU, for which Triton has an interpreter
+
+
+def fuse(model: nn.Module) -> nn.Module:
+    """Exchange the blocks of torchvision's and this package's ResNets in place."""
+    for module in model.modules():
+        if type(module) in FUSED and fused_kernels is not None:
+            module.__class__ = FUSED[type(module)]
+    return model
+
+
+def norm_act(norm: nn.Module, x: Tensor, residual: Tensor | None = None, relu: bool = True) -> Tensor:
+    """relu(norm(x) + residual)."""
+    if type(norm) is nn.BatchNorm2d and _suits(norm, x):
+        return fused_kernels.norm_act(norm, x, residual, relu)
+    y = norm(x)
+    y = y if residual is None else y + residual
+    return F.relu(y) if relu else y
+
+
+def max_pool(pool: nn.Module, x: Tensor) -> Tensor:
+    """The stem's pooling, which is nothing for small images."""
+    usual = isinstance(pool, nn.MaxPool2d) and (pool.kernel_size, pool.stride, pool.padding) == (3, 2, 1)
+    return fused_kernels.max_pool(x) if usual and _lies_well(x) else pool(x)
+
+
+def _suits(norm: nn.BatchNorm2d, x: Tensor) -> bool:
+    usual = norm.training and norm.affine and norm.track_running_stats and norm.momentum is not None
+    return usual and _lies_well(x) and x.dtype != torch.float64
+
+
+def _lies_well(x: Tensor) -> bool:
+    return x.device.type in DEVICES and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def _shortcut(block: BasicBlock | Bottleneck, x: Tensor) -> Tensor:
+    if block.downsample is None:
+        return x
+    *before, norm = block.downsample
+    for layer in before:
+        x = layer(x)
+    return norm_act(norm, x, relu=False)
+
+
+class FusedBasicBlock(BasicBlock):
+    """Two convolutions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = norm_act(self.bn1, self.conv1(x))
+        return norm_act(self.bn2, self.conv2(out), _shortcut(self, x))
+
+
+class FusedBottleneck(Bottleneck):
+    """Three convolutions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = norm_act(self.bn1, self.conv1(x))
+        out = norm_act(self.bn2, self.conv2(out))
+        return norm_act(self.bn3, self.conv3(out), _shortcut(self, x))
+
+
+def stem_convolution(conv: nn.Conv2d, images: Tensor) -> Tensor:
+    """A 7 x 7 convolution in steps of two of 3 channels, as one of 4 x 4 in steps of one of 16.
+
+    Tensor cores work on 8 channels at least: three leave most of them idle. Two by two pixels become channels, and the
+    filter, with a row and a column of zeros before its first, likewise.
+    """
+    shape = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.in_channels, conv.groups, conv.bias)
+    even = images.shape[2] % 2 == 0 and images.shape[3] % 2 == 0
+    if shape != ((7, 7), (2, 2), (3, 3), (1, 1), 3, 1, None) or not even or images.device.type not in DEVICES:
+        return conv(images)
+    weight = standardise(conv.weight) if isinstance(conv, StandardisedConv2d) else conv.weight
+    return F.conv2d(_folded(F.pad(images, (4, 2, 4, 2, 0, 1))), _folded(F.pad(weight, (1, 0, 1, 0, 0, 1))))
+
+
+def _folded(x: Tensor) -> Tensor:
+    """Two by two pixels as channels: (N, C, 2H, 2W) to (N, 4C, H, W)."""
+    x = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).permute(0, 3, 5, 1, 2, 4).flatten(1, 3)
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def _stem(network: ResNet | NarrowResNet, images: Tensor) -> Tensor:
+    return max_pool(network.maxpool, norm_act(network.bn1, stem_convolution(network.conv1, images)))
+
+
+class FusedResNet(ResNet):
+    """torchvision's network with another stem."""
+
+    def _forward_impl(self, x: Tensor) -> Tensor:
+        x = self.layer4(self.layer3(self.layer2(self.layer1(_stem(self, x)))))
+        return self.fc(torch.flatten(self.avgpool(x), 1))
+
+
+class FusedNarrowResNet(NarrowResNet):
+    """This package's network with another stem."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Pooled features."""
+        x = self.layer4(self.layer3(self.layer2(self.layer1(_stem(self, images)))))
+        return self.avgpool(x).flatten(1)
+
+
+class FusedStandardisedConv2d(StandardisedConv2d):
+    """Standardises its filter, and rounds it for the convolution, in one go."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if weight.device.type not in DEVICES or weight.dtype != torch.float32 or not _is_dense(weight):
+            return super()._conv_forward(input, weight, bias)
+        device = input.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        return nn.Conv2d._conv_forward(self, input, fused_kernels.standardised(weight, EPSILON, dtype), bias)
+
+
+def _is_dense(weight: Tensor) -> bool:
+    """Whether each filter lies in one piece, channels first or last."""
+    return weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last)
+
+
+FUSED: dict[type[nn.Module], type[nn.Module]] = {
+    BasicBlock: FusedBasicBlock,
+    Bottleneck: FusedBottleneck,
+    ResNet: FusedResNet,
+    NarrowResNet: FusedNarrowResNet,
+    StandardisedConv2d: FusedStandardisedConv2d,
+}

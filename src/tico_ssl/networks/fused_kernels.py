@@ -1,0 +1,383 @@
+"""BatchNorm, residual sum and ReLU in one go, on a GPU: the arithmetic of torch's modules with a third of the traffic.
+
+On an H200 two thirds of a ResNet-50's step are spent between the convolutions, and torch's statistics of channels-last
+images in bf16 alone take as long as all convolutions forward. Here an activation is read once for its statistics and
+once to be transformed; backward, once for the sums and once for the gradient. Whether ReLU let a value pass is computed
+anew rather than stored.
+
+With the rows of a channels-last activation as x (M, C), scale = weight / sqrt(variance + eps), z = dL/d(before ReLU):
+
+    y  = relu(scale (x - mean) + bias + residual)
+    dx = scale (z - mean(z) - xhat mean(z xhat)),   d residual = z,   d weight = sum(z xhat),   d bias = sum(z)
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+TILE = 4096  # values that a program holds at a time
+FINISHED = 16  # channels whose partial sums one program adds up
+TOGETHER = tl.constexpr(256)  # and how many of those it holds at a time
+WAVES = 4  # programs for each multiprocessor that sum up: the fewest that keep memory busy
+MANY_ROWS = 65536  # from which on wide tiles read faster. These numbers were measured on an H200.
+
+
+def norm_act(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
+    """relu(norm(x) + residual) of a BatchNorm in training."""
+    return _NormAct.apply(x, norm.weight, norm.bias, residual, norm, relu)
+
+
+def max_pool(x: Tensor) -> Tensor:
+    """The largest of 3 x 3 pixels in steps of two, as in the stem of a ResNet."""
+    return _MaxPool.apply(x)
+
+
+class _NormAct(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, norm: nn.BatchNorm2d, relu: bool
+    ) -> Tensor:
+        channels = x.shape[1]
+        rows = x.numel() // channels
+        y = torch.empty_like(x)
+        if residual is not None:
+            residual = residual.to(x.dtype).contiguous(memory_format=torch.channels_last)
+        # mean, 1 / deviation, scale, offset
+        statistics = torch.empty((4, channels), device=x.device, dtype=torch.float32)
+        partial, splits, shape = _plan(x, rows, channels, 128 if rows > MANY_ROWS else 64)
+        warps = 8 if shape[2] == 64 else 4
+        _sums[(splits, shape[0])](x, partial, rows, channels, splits, *shape[1:], num_warps=warps)
+        _finish_sums[(triton.cdiv(channels, FINISHED),)](
+            partial, x, weight, bias, statistics, norm.running_mean, norm.running_var, norm.num_batches_tracked,
+            rows, channels, splits, norm.eps, norm.momentum, FINISHED,
+        )  # fmt: skip
+        tiles = triton.cdiv(rows, shape[1])
+        other = x if residual is None else residual
+        _transform[(tiles, shape[0])](x, other, statistics, y, rows, channels, residual is not None, relu, *shape[1:])
+        context.save_for_backward(x, weight, statistics, y if residual is not None and relu else x)
+        context.settings = residual is not None, relu, bias.dtype
+        return y
+
+    @staticmethod
+    def backward(context: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, statistics, y = context.saved_tensors
+        has_residual, relu, bias_dtype = context.settings
+        dy = dy.contiguous(memory_format=torch.channels_last)
+        channels = x.shape[1]
+        rows = x.numel() // channels
+        # Whether ReLU let a value pass: seen from y where a residual was added, computed from x otherwise.
+        gate = 0 if not relu else 2 if has_residual else 1
+        partial, splits, shape = _plan(x, rows, channels)
+        _gradient_sums[(splits, shape[0])](dy, x, y, statistics, partial, rows, channels, splits, gate, *shape[1:])
+        # d bias, d weight, and the two means of the formula above
+        sums = torch.empty((4, channels), device=x.device, dtype=torch.float32)
+        _finish_gradient_sums[(triton.cdiv(channels, FINISHED),)](
+            partial, statistics, sums, rows, channels, splits, FINISHED
+        )
+        dx = torch.empty_like(x)
+        d_residual = torch.empty_like(x) if has_residual and relu else dx
+        tiles = triton.cdiv(rows, shape[1])
+        _gradient[(tiles, shape[0])](dy, x, y, statistics, sums, dx, d_residual, rows, channels, gate, *shape[1:])
+        if has_residual and not relu:
+            d_residual = dy
+        return dx, sums[1].to(weight.dtype), sums[0].to(bias_dtype), d_residual if has_residual else None, None, None
+
+
+def _plan(x: Tensor, rows: int, channels: int, across: int = 64) -> tuple[Tensor, int, tuple[int, int, int]]:
+    """Room for partial sums, the number of programs that share the rows, and (blocks of channels, tile)."""
+    across = min(across, triton.next_power_of_2(channels))
+    down = TILE // across
+    blocks = triton.cdiv(channels, across)
+    processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
+    splits = max(1, min(triton.cdiv(rows, down), processors * WAVES // blocks))
+    return torch.empty((splits, 2, channels), device=x.device, dtype=torch.float32), splits, (blocks, down, across)
+
+
+@triton.jit
+def _channels(channels, across: tl.constexpr):
+    """The channels of this program, and which of them exist."""
+    channel = tl.program_id(1) * across + tl.arange(0, across)
+    return channel, channel < channels
+
+
+@triton.jit
+def _tile(number, channel, known, rows, channels, down: tl.constexpr):
+    """Where a tile lies, and which of it exists."""
+    row = (number * down + tl.arange(0, down)).to(tl.int64)
+    return row[:, None] * channels + channel[None, :], (row < rows)[:, None] & known[None, :]
+
+
+@triton.jit
+def _sums(x, partial, rows, channels, splits, down: tl.constexpr, across: tl.constexpr):
+    """Sums and sums of squares over every splits-th tile, about the first row: far from zero squares would cancel."""
+    split = tl.program_id(0)
+    channel, known = _channels(channels, across)
+    origin = tl.load(x + channel, known, 0.0).to(tl.float32)[None, :]
+    total = tl.zeros((down, across), tl.float32)
+    squares = tl.zeros((down, across), tl.float32)
+    for number in range(split, tl.cdiv(rows, down), splits):
+        at, exists = _tile(number, channel, known, rows, channels, down)
+        value = tl.where(exists, tl.load(x + at, exists, 0.0).to(tl.float32) - origin, 0.0)
+        total += value
+        squares += value * value
+    out = partial + split * 2 * channels + channel
+    tl.store(out, tl.sum(total, 0), known)
+    tl.store(out + channels, tl.sum(squares, 0), known)
+
+
+@triton.jit
+def _added(partial, channels, splits, channel, known, across: tl.constexpr):
+    """Both partial sums over all splits, many at a time."""
+    first = tl.zeros((TOGETHER, across), tl.float32)
+    second = tl.zeros((TOGETHER, across), tl.float32)
+    for start in range(0, splits, TOGETHER):
+        split = start + tl.arange(0, TOGETHER)
+        exists = (split < splits)[:, None] & known[None, :]
+        at = partial + split[:, None] * 2 * channels + channel[None, :]
+        first += tl.load(at, exists, 0.0)
+        second += tl.load(at + channels, exists, 0.0)
+    return tl.sum(first, 0), tl.sum(second, 0)
+
+
+@triton.jit
+def _finish_sums(
+    partial, x, weight, bias, statistics, running_mean, running_variance, batches,
+    rows, channels, splits, eps, momentum, across: tl.constexpr,
+):  # fmt: skip
+    """Mean and variance, what the transform needs of them, and the running averages."""
+    channel = tl.program_id(0) * across + tl.arange(0, across)
+    known = channel < channels
+    first, second = _added(partial, channels, splits, channel, known, across)
+    origin = tl.load(x + channel, known, 0.0).to(tl.float32)
+    mean = first / rows
+    variance = tl.maximum(second / rows - mean * mean, 0.0)
+    mean += origin
+    inverse = 1 / tl.sqrt(variance + eps)
+    scale = tl.load(weight + channel, known, 0.0).to(tl.float32) * inverse
+    tl.store(statistics + channel, mean, known)
+    tl.store(statistics + channels + channel, inverse, known)
+    tl.store(statistics + 2 * channels + channel, scale, known)
+    offset = tl.load(bias + channel, known, 0.0).to(tl.float32) - mean * scale
+    tl.store(statistics + 3 * channels + channel, offset, known)
+    old = tl.load(running_mean + channel, known, 0.0)
+    tl.store(running_mean + channel, old + momentum * (mean - old), known)
+    old = tl.load(running_variance + channel, known, 0.0)
+    unbiased = variance * (rows / tl.maximum(rows - 1, 1))
+    tl.store(running_variance + channel, old + momentum * (unbiased - old), known)
+    if tl.program_id(0) == 0:
+        tl.store(batches, tl.load(batches) + 1)
+
+
+@triton.jit
+def _transform(
+    x, residual, statistics, y, rows, channels,
+    adds: tl.constexpr, relu: tl.constexpr, down: tl.constexpr, across: tl.constexpr,
+):  # fmt: skip
+    channel, known = _channels(channels, across)
+    at, exists = _tile(tl.program_id(0), channel, known, rows, channels, down)
+    scale = tl.load(statistics + 2 * channels + channel, known, 0.0)[None, :]
+    offset = tl.load(statistics + 3 * channels + channel, known, 0.0)[None, :]
+    value = tl.load(x + at, exists, 0.0).to(tl.float32) * scale + offset
+    if adds:
+        value += tl.load(residual + at, exists, 0.0).to(tl.float32)
+    if relu:
+        value = tl.maximum(value, 0.0)
+    tl.store(y + at, value, exists)
+
+
+@triton.jit
+def _passed(dy, value, y, at, exists, scale, offset, gate: tl.constexpr):
+    """The gradient before ReLU."""
+    z = tl.load(dy + at, exists, 0.0).to(tl.float32)
+    if gate == 1:
+        z = tl.where(value * scale + offset > 0, z, 0.0)
+    if gate == 2:
+        z = tl.where(tl.load(y + at, exists, 0.0).to(tl.float32) > 0, z, 0.0)
+    return z
+
+
+@triton.jit
+def _gradient_sums(
+    dy, x, y, statistics, partial, rows, channels, splits,
+    gate: tl.constexpr, down: tl.constexpr, across: tl.constexpr,
+):  # fmt: skip
+    """Sums of z and of z (x - mean) over every splits-th tile."""
+    split = tl.program_id(0)
+    channel, known = _channels(channels, across)
+    mean = tl.load(statistics + channel, known, 0.0)[None, :]
+    scale = tl.load(statistics + 2 * channels + channel, known, 0.0)[None, :]
+    offset = tl.load(statistics + 3 * channels + channel, known, 0.0)[None, :]
+    total = tl.zeros((down, across), tl.float32)
+    products = tl.zeros((down, across), tl.float32)
+    for number in range(split, tl.cdiv(rows, down), splits):
+        at, exists = _tile(number, channel, known, rows, channels, down)
+        value = tl.load(x + at, exists, 0.0).to(tl.float32)
+        z = _passed(dy, value, y, at, exists, scale, offset, gate)
+        total += z
+        products += z * (value - mean)
+    out = partial + split * 2 * channels + channel
+    tl.store(out, tl.sum(total, 0), known)
+    tl.store(out + channels, tl.sum(products, 0), known)
+
+
+@triton.jit
+def _finish_gradient_sums(partial, statistics, sums, rows, channels, splits, across: tl.constexpr):
+    channel = tl.program_id(0) * across + tl.arange(0, across)
+    known = channel < channels
+    total, products = _added(partial, channels, splits, channel, known, across)
+    d_weight = products * tl.load(statistics + channels + channel, known, 0.0)
+    tl.store(sums + channel, total, known)
+    tl.store(sums + channels + channel, d_weight, known)
+    tl.store(sums + 2 * channels + channel, total / rows, known)
+    tl.store(sums + 3 * channels + channel, d_weight / rows, known)
+
+
+@triton.jit
+def _gradient(
+    dy, x, y, statistics, sums, dx, d_residual, rows, channels,
+    gate: tl.constexpr, down: tl.constexpr, across: tl.constexpr,
+):  # fmt: skip
+    channel, known = _channels(channels, across)
+    at, exists = _tile(tl.program_id(0), channel, known, rows, channels, down)
+    mean = tl.load(statistics + channel, known, 0.0)[None, :]
+    inverse = tl.load(statistics + channels + channel, known, 0.0)[None, :]
+    scale = tl.load(statistics + 2 * channels + channel, known, 0.0)[None, :]
+    offset = tl.load(statistics + 3 * channels + channel, known, 0.0)[None, :]
+    mean_z = tl.load(sums + 2 * channels + channel, known, 0.0)[None, :]
+    mean_product = tl.load(sums + 3 * channels + channel, known, 0.0)[None, :]
+    value = tl.load(x + at, exists, 0.0).to(tl.float32)
+    z = _passed(dy, value, y, at, exists, scale, offset, gate)
+    tl.store(dx + at, scale * (z - mean_z - (value - mean) * inverse * mean_product), exists)
+    if gate == 2:
+        tl.store(d_residual + at, z, exists)
+
+
+class _MaxPool(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        count, channels, height, width = x.shape
+        shape = (count, channels, (height + 1) // 2, (width + 1) // 2)
+        y = torch.empty(shape, device=x.device, dtype=x.dtype, memory_format=torch.channels_last)
+        which = torch.empty_like(y, dtype=torch.uint8)
+        rows, blocks, tile = _pool_plan(y)
+        _pool[(triton.cdiv(rows, tile[0]), blocks)](x, y, which, rows, channels, height, width, *shape[2:], *tile)
+        context.save_for_backward(which)
+        context.shape = x.shape
+        return y
+
+    @staticmethod
+    def backward(context: Any, dy: Tensor) -> Tensor:
+        (which,) = context.saved_tensors
+        dy = dy.contiguous(memory_format=torch.channels_last)
+        dx = torch.empty(context.shape, device=dy.device, dtype=dy.dtype, memory_format=torch.channels_last)
+        _, channels, height, width = dx.shape
+        rows, blocks, tile = _pool_plan(dx)
+        _pool_gradient[(triton.cdiv(rows, tile[0]), blocks)](
+            dy, which, dx, rows, channels, height, width, *dy.shape[2:], *tile
+        )
+        return dx
+
+
+def _pool_plan(pixels: Tensor) -> tuple[int, int, tuple[int, int]]:
+    channels = pixels.shape[1]
+    across = min(64, triton.next_power_of_2(channels))
+    return pixels.numel() // channels, triton.cdiv(channels, across), (TILE // 4 // across, across)
+
+
+@triton.jit
+def _pool(x, y, which, rows, channels, height, width, out_height, out_width, down: tl.constexpr, across: tl.constexpr):
+    channel, known = _channels(channels, across)
+    at, exists = _tile(tl.program_id(0), channel, known, rows, channels, down)
+    row = tl.program_id(0) * down + tl.arange(0, down)
+    top, left = row // out_width % out_height * 2 - 1, row % out_width * 2 - 1
+    image = (row // (out_width * out_height)).to(tl.int64) * height
+    best = tl.full((down, across), float("-inf"), tl.float32)
+    winner = tl.zeros((down, across), tl.uint8)
+    for tap in tl.static_range(9):
+        h, w = top + tap // 3, left + tap % 3
+        inside = ((h >= 0) & (h < height) & (w >= 0) & (w < width) & (row < rows))[:, None] & known[None, :]
+        place = ((image + h) * width + w)[:, None] * channels + channel[None, :]
+        value = tl.load(x + place, inside, float("-inf")).to(tl.float32)
+        winner = tl.where(value > best, tap, winner).to(tl.uint8)
+        best = tl.maximum(best, value)
+    tl.store(y + at, best, exists)
+    tl.store(which + at, winner, exists)
+
+
+@triton.jit
+def _pool_gradient(
+    dy, which, dx, rows, channels, height, width, out_height, out_width, down: tl.constexpr, across: tl.constexpr
+):
+    """Each pixel asks the windows that it lies in, four at most, whether it was the largest there."""
+    channel, known = _channels(channels, across)
+    at, exists = _tile(tl.program_id(0), channel, known, rows, channels, down)
+    row = tl.program_id(0) * down + tl.arange(0, down)
+    h, w = row // width % height, row % width
+    image = (row // (width * height)).to(tl.int64) * out_height
+    total = tl.zeros((down, across), tl.float32)
+    for window in tl.static_range(4):
+        out_h, out_w = (h + 1) // 2 - window // 2, (w + 1) // 2 - window % 2
+        i, j = h - (2 * out_h - 1), w - (2 * out_w - 1)
+        inside = (out_h >= 0) & (out_h < out_height) & (out_w >= 0) & (out_w < out_width) & (i < 3) & (j < 3)
+        inside = (inside & (row < rows))[:, None] & known[None, :]
+        place = ((image + out_h) * out_width + out_w)[:, None] * channels + channel[None, :]
+        won = tl.load(which + place, inside, 255) == (i * 3 + j)[:, None]
+        total += tl.where(won & inside, tl.load(dy + place, inside, 0.0).to(tl.float32), 0.0)
+    tl.store(dx + at, total, exists)
+
+
+def standardised(weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """`weight_standardisation.standardise`, in the type that the convolution wants."""
+    return _Standardised.apply(weight, eps, dtype)
+
+
+class _Standardised(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+        result = torch.empty_like(weight, dtype=dtype)
+        filters, size = len(weight), weight[0].numel()
+        inverse = torch.empty(filters, device=weight.device, dtype=torch.float32)
+        deviation = torch.empty_like(inverse)
+        _standardise[(filters,)](weight, result, inverse, deviation, size, eps, triton.next_power_of_2(size))
+        context.save_for_backward(weight, inverse, deviation)
+        return result
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        weight, inverse, deviation = context.saved_tensors
+        if gradient.stride() != weight.stride():
+            gradient = torch.empty_like(weight, dtype=gradient.dtype).copy_(gradient)
+        result = torch.empty_like(weight)
+        size = weight[0].numel()
+        _standardise_gradient[(len(weight),)](
+            weight, gradient, inverse, deviation, result, size, triton.next_power_of_2(size)
+        )
+        return result, None, None
+
+
+@triton.jit
+def _standardise(weight, out, inverse, deviation, size, eps, block: tl.constexpr):
+    """One filter: no mean, unit deviation (unbiased)."""
+    at, exists = tl.program_id(0) * size + tl.arange(0, block), tl.arange(0, block) < size
+    value = tl.load(weight + at, exists, 0.0).to(tl.float32)
+    centred = tl.where(exists, value - tl.sum(value, 0) / size, 0.0)
+    spread = tl.sqrt(tl.sum(centred * centred, 0) / (size - 1))
+    share = 1 / (spread + eps)
+    tl.store(out + at, centred * share, exists)
+    tl.store(inverse + tl.program_id(0), share)
+    tl.store(deviation + tl.program_id(0), spread)
+
+
+@triton.jit
+def _standardise_gradient(weight, gradient, inverse, deviation, out, size, block: tl.constexpr):
+    """r (g - mean(g)) - r^2 c sum(g c) / (s (n - 1)), with c the centred filter, s its deviation, r = 1 / (s + eps)."""
+    at, exists = tl.program_id(0) * size + tl.arange(0, block), tl.arange(0, block) < size
+    value = tl.load(weight + at, exists, 0.0).to(tl.float32)
+    g = tl.load(gradient + at, exists, 0.0).to(tl.float32)
+    centred = tl.where(exists, value - tl.sum(value, 0) / size, 0.0)
+    share, spread = tl.load(inverse + tl.program_id(0)), tl.load(deviation + tl.program_id(0))
+    pull = tl.sum(g * centred, 0) * share * share / (tl.maximum(spread, 1e-30) * (size - 1))
+    tl.store(out + at, share * (g - tl.sum(g, 0) / size) - centred * pull, exists)

@@ -1,0 +1,177 @@
+"""One step of training: views, loss, gradient, optimiser, target. One function, executed in one of three ways.
+
+    eager      operation by operation: the oracle
+    compiled   the forward and backward pass through torch.compile
+    captured   the whole step, from views to target, recorded as a CUDA graph and replayed: Python is out of the way
+
+What changes from step to step goes in through tensors (images, decisions, learning rate, progress), and nothing inside
+asks the device for a value; so a recorded step is the same step.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tico_ssl import distributed
+from tico_ssl.contracts import Batch, StepOutput
+from tico_ssl.data.loader import Portion
+from tico_ssl.device import autocast
+from tico_ssl.optim import set_learning_rate
+from tico_ssl.views import Views
+
+Execution = Literal["auto", "eager", "compiled", "captured", "compiled and captured"]
+WARM_UP = 3  # steps before one is recorded, in which libraries choose algorithms and allocate workspaces
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step leaves to look at; a captured step overwrites it the next time. `extra` are more values to log."""
+
+    output: StepOutput
+    extra: dict[str, Any]
+
+
+class Step:
+    """Carries out training steps on one device."""
+
+    def __init__(
+        self,
+        method: Any,
+        model: nn.Module,
+        optimizer: Optimizer,
+        views: Views,
+        precision: torch.dtype,
+        device: torch.device,
+        clip_gradient: float | None = None,
+        execution: Execution = "auto",
+    ) -> None:
+        self.method, self.model, self.optimizer, self.views = method, model, optimizer, views
+        self.precision, self.device, self.clip_gradient = precision, device, clip_gradient
+        self.execution = resolve_execution(execution, device)
+        self._forward: Callable[..., StepOutput] = self._loss
+        if "compiled" in self.execution:
+            self._forward = _Compiled(self._loss)
+        self._run: Callable[[Portion], Outcome] = self._compute
+        if "captured" in self.execution:
+            self._run = _Captured(self._compute)
+        self._progress: Tensor | None = torch.zeros((), device=device) if device.type == "cuda" else None
+        if device.type == "cuda":
+            torch.backends.cudnn.benchmark = True  # shapes never change
+
+    def __call__(self, portion: Portion, lr: float, progress: float) -> Outcome:
+        """One step; progress runs from 0 to 1 over the run."""
+        set_learning_rate(self.optimizer, lr)
+        if self._progress is not None:
+            self._progress.fill_(progress)
+        self._host_progress = progress
+        return self._run(portion)
+
+    def _compute(self, portion: Portion) -> Outcome:
+        made = self.views.make(portion.pixels, portion.decisions)
+        with autocast(self.device, self.precision):
+            output = self._forward(tuple(as_input(view) for view in made), portion.index, portion.label)
+        self.optimizer.zero_grad(set_to_none=True)
+        output.loss.backward()
+        if self.clip_gradient is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_gradient)
+        self.optimizer.step()
+        return Outcome(
+            output, self.method.after_step(self._host_progress if self._progress is None else self._progress)
+        )
+
+    def _loss(self, made: tuple[Tensor, ...], index: Tensor, label: Tensor | None) -> StepOutput:
+        output: StepOutput = self.model(Batch(made, index, label))
+        return output
+
+
+def resolve_execution(execution: Execution, device: torch.device) -> Execution:
+    """What is carried out when a recipe says this. Graphs are for one process on a GPU: several talk as they step."""
+    possible = device.type == "cuda" and not distributed.active()
+    if execution == "auto":
+        return "captured" if possible else "eager"
+    if not possible and "captured" in execution:
+        return "compiled" if "compiled" in execution else "eager"
+    return execution
+
+
+def as_input(view: Tensor) -> Tensor:
+    """A view in the memory format of the weights."""
+    return view.contiguous(memory_format=torch.channels_last) if view.ndim == 4 else view
+
+
+class _Compiled:
+    """A function through torch.compile, or as it is if that fails."""
+
+    def __init__(self, function: Callable[..., StepOutput]) -> None:
+        self.plain = function
+        self.compiled: Callable[..., StepOutput] | None = torch.compile(function, dynamic=False)
+
+    def __call__(self, *arguments: Any) -> StepOutput:
+        if self.compiled is not None:
+            try:
+                return self.compiled(*arguments)
+            except Exception as error:  # compilers fail in many ways; the network is the same without them
+                warnings.warn(f"the step is not compiled: {_reason(error)}", stacklevel=2)
+                self.compiled = None
+        return self.plain(*arguments)
+
+
+class _Captured:
+    """A step that is recorded after a few, then replayed; or made as it is if that fails."""
+
+    def __init__(self, step: Callable[[Portion], Outcome]) -> None:
+        self.step, self.calls = step, 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.stream = torch.cuda.Stream()
+
+    def __call__(self, portion: Portion) -> Outcome:
+        self.calls += 1
+        if self.calls == WARM_UP + 1:
+            self._record(portion)
+        if self.graph is None:
+            return self._beside(portion)
+        for mine, theirs in zip(_tensors(self.inputs), _tensors(portion), strict=True):
+            mine.copy_(theirs, non_blocking=True)
+        self.graph.replay()
+        return self.outcome
+
+    def _beside(self, portion: Portion) -> Outcome:
+        """On a stream of its own, where work must be done once before it can be recorded."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            outcome = self.step(portion)
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return outcome
+
+    def _record(self, portion: Portion) -> None:
+        self.inputs = _copied(portion)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=self.stream):
+                self.outcome = self.step(self.inputs)
+        except Exception as error:  # a method that asks the device for a value, or a library that does
+            warnings.warn(f"the step is not captured: {_reason(error)}", stacklevel=2)
+            return
+        self.graph = graph
+
+
+def _tensors(portion: Portion) -> list[Tensor]:
+    """All that a step reads."""
+    pixels = [portion.pixels] if isinstance(portion.pixels, Tensor) else list(portion.pixels)
+    return [*pixels, portion.decisions, portion.index] + ([] if portion.label is None else [portion.label])
+
+
+def _copied(portion: Portion) -> Portion:
+    pixels = portion.pixels
+    pixels = pixels.clone() if isinstance(pixels, Tensor) else tuple(crop.clone() for crop in pixels)
+    label = None if portion.label is None else portion.label.clone()
+    return Portion(pixels, portion.decisions.clone(), portion.index.clone(), label)
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
