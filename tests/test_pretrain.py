@@ -49,14 +49,14 @@ def without_clock(lines):
 
 def interrupt_after(monkeypatch, count: int) -> None:
     """Ask the run to stop while it makes a step."""
-    steps, original = iter(range(1, 100)), loop.optimise
+    steps, original = iter(range(1, 100)), loop.Step.__call__
 
     def pull_the_plug(*arguments):
         if next(steps) == count:
             os.kill(os.getpid(), signal.SIGTERM)
         return original(*arguments)
 
-    monkeypatch.setattr(loop, "optimise", pull_the_plug)
+    monkeypatch.setattr(loop.Step, "__call__", pull_the_plug)
 
 
 @pytest.mark.parametrize(("optimizer", "precision"), [("lars", "fp32"), ("sgd", "fp64"), ("adamw", "bf16")])
@@ -214,14 +214,14 @@ def test_a_damaged_checkpoint_is_named(tmp_path, tiny):
 
 def test_nan_stops_with_a_clear_message_and_leaves_the_last_good_checkpoint(tmp_path, tiny, monkeypatch):
     steps = iter(range(100))
-    original = loop.optimise
+    original = loop.Step.__call__
 
-    def poison(model, *arguments):
+    def poison(step, *arguments):
         if next(steps) == 4:  # in the second epoch of three steps
-            next(model.parameters()).data.fill_(float("nan"))
-        return original(model, *arguments)
+            next(step.model.parameters()).data.fill_(float("nan"))
+        return original(step, *arguments)
 
-    monkeypatch.setattr(loop, "optimise", poison)
+    monkeypatch.setattr(loop.Step, "__call__", poison)
     with pytest.raises(UserError, match=r"the loss became nan at or before step 6: lower optimizer\.lr"):
         pretrain("demo", out=tmp_path / "run", overrides=tiny | {"training.log_every_steps": 50})
     state = state_of(open_run(tmp_path / "run"))
