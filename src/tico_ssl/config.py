@@ -48,6 +48,8 @@ class TrainingConfig(Section):
     """Training images that this quick kNN compares with."""
     checkpoint_every_epochs: Annotated[int, Field(ge=1)] = 1
     """Epochs between two checkpoints; the last epoch always writes one."""
+    checkpoint_seconds: Annotated[float, Field(ge=0)] = 30.0
+    """And seconds, at least: where epochs are short, writing checkpoints would take longer than training."""
     workers: Annotated[int, Field(ge=1)] | None = None
     """Processes that decode image files; by default one for each processor, 16 at most. Changes no result."""
 

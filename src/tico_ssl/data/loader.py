@@ -7,6 +7,7 @@ decoded by worker processes, which also cut the crops, so that only the views' p
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -72,14 +73,7 @@ class Loader:
 
     def iterate(self, start: int, stop: int) -> Iterator[Portion]:
         """From one step to another; files are decoded ahead."""
-        portions = self._streamed(start, stop) if self._stream is not None else self._taken(start, stop)
-        while True:
-            before = time.perf_counter()
-            portion = next(portions, None)
-            self._waited += time.perf_counter() - before
-            if portion is None:
-                return
-            yield portion
+        return self._streamed(start, stop) if self._stream is not None else self._taken(start, stop)
 
     def take_waited(self) -> float:
         """Seconds that training has waited for images since this was last asked."""
@@ -97,7 +91,8 @@ class Loader:
             if self._resident is not None:
                 images = self._resident[sent(index, self.device)]
             else:
-                images = sent(self.source.take(index), self.device)
+                with self._waiting():
+                    images = sent(self.source.take(index), self.device)
             yield self._portion(images, self.views.decide(self._uniforms(step), sizes_of(images)), index)
 
     def _streamed(self, start: int, stop: int) -> Iterator[Portion]:
@@ -105,8 +100,17 @@ class Loader:
         tasks = (
             Task(self.indices(step).numpy(), self._uniforms(step)[..., PLACE].numpy()) for step in range(start, stop)
         )
-        for step, crops in enumerate(self._stream.batches(tasks), start):
+        batches = self._stream.batches(tasks)
+        for step in range(start, stop):
+            with self._waiting():
+                crops = next(batches)
             yield self._portion(crops, self.views.decide(self._uniforms(step)), self.indices(step))
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        before = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - before
 
     def _portion(self, pixels: Tensor | tuple[Tensor, ...], decisions: Tensor, index: Tensor) -> Portion:
         labels = [] if self.source.labels is None else [self.source.labels[index]]

@@ -1,5 +1,6 @@
 """The loop: images, views, loss, gradient, step, target. One function, from top to bottom."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +100,7 @@ def train(recipe: Recipe[Any], run: Run, device: torch.device, overwrite: bool =
     make_step = Step(method, model, optimizer, views, precision, device, settings.clip_gradient, settings.execution)
     knn = OnlineKnn.of(recipe, source, device)
 
+    saved = -math.inf
     with Monitor(run, plan.steps, settings.batch_size, start, seconds) as monitor, StopRequest() as stop:
         for step, portion in enumerate(loader.iterate(start, plan.steps), start):
             if step == 0 and distributed.is_main():
@@ -125,8 +127,15 @@ def train(recipe: Recipe[Any], run: Run, device: torch.device, overwrite: bool =
                     bad.write(run.bad_files_file)
                     monitor.epoch_ended(epoch, settings.epochs, len(bad))
                 # Last, so that a checkpoint never runs ahead of the metrics.
-                if stopping or plan.due(done, settings.checkpoint_every_epochs):
+                if (
+                    stopping
+                    or plan.due(done, settings.checkpoint_every_epochs)
+                    and (
+                        done == plan.steps or distributed.anyone(monitor.seconds - saved > settings.checkpoint_seconds)
+                    )
+                ):
                     save(run, done, method, optimizer, outcome.output, monitor)
+                    saved = monitor.seconds
             if stopping:
                 raise Interrupted(f"stopped after step {done} of {plan.steps}; continue with --resume")
         monitor.note(f"trained in {monitor.seconds:,.0f} s")
