@@ -127,13 +127,10 @@ def train(recipe: Recipe[Any], run: Run, device: torch.device, overwrite: bool =
                     bad.write(run.bad_files_file)
                     monitor.epoch_ended(epoch, settings.epochs, len(bad))
                 # Last, so that a checkpoint never runs ahead of the metrics.
-                if (
-                    stopping
-                    or plan.due(done, settings.checkpoint_every_epochs)
-                    and (
-                        done == plan.steps or distributed.anyone(monitor.seconds - saved > settings.checkpoint_seconds)
-                    )
-                ):
+                late = plan.due(done, settings.checkpoint_every_epochs) and distributed.anyone(
+                    monitor.seconds - saved > settings.checkpoint_seconds
+                )
+                if late or stopping or done == plan.steps:
                     save(run, done, method, optimizer, outcome.output, monitor)
                     saved = monitor.seconds
             if stopping:
