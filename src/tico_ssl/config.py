@@ -38,6 +38,12 @@ class TrainingConfig(Section):
     execution: Literal["auto", "eager", "compiled", "captured", "compiled and captured"] = "auto"
     """How steps are carried out: one operation after the other (eager), through torch.compile (which takes a minute or
     two), or recorded as a CUDA graph and replayed. auto: captured on one GPU, else eager."""
+    recompute: bool = False
+    """Compute the activations of each block again for the backward pass instead of keeping them: the same step with
+    less memory, about a quarter slower."""
+    parts: Annotated[int, Field(ge=1)] = 1
+    """Send the batch through the networks in so many parts, for even less memory. The loss and its covariance are those
+    of the whole batch; BatchNorm sees parts, which changes the method."""
     clip_gradient: Annotated[float, Field(gt=0)] | None = None
     """Largest norm of the gradient, if it is to be clipped."""
     log_every_steps: Annotated[int, Field(ge=1)] = 50
@@ -68,6 +74,12 @@ class Recipe(Section, Generic[M]):
     method: M
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
+
+    @model_validator(mode="after")
+    def _parts(self) -> "Recipe[M]":
+        if self.training.batch_size % self.training.parts:
+            raise ValueError(f"training.parts {self.training.parts} does not divide {self.training.batch_size} images")
+        return self
 
     @model_validator(mode="after")
     def _channels(self) -> "Recipe[M]":

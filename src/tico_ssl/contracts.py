@@ -16,6 +16,15 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Encoded:
+    """What networks make of a batch, all that a loss looks at: embeddings that take a gradient, and those that do not.
+    Their first axis counts the images, so parts of a batch can be put together."""
+
+    trained: tuple[Tensor, ...]
+    fixed: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
 class StepOutput:
     """What a method returns: the scalar to minimise, its parts for the log, and detached embeddings for the monitor."""
 
@@ -31,7 +40,15 @@ class Method(Protocol):
     backbone: nn.Module
 
     def forward(self, batch: Batch) -> StepOutput:
-        """The loss of one batch."""
+        """The loss of one batch: that of what it is encoded to."""
+        ...
+
+    def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
+        """The embeddings of a batch or a part of one; without `fixed`, only those that take a gradient."""
+        ...
+
+    def loss(self, encoded: Encoded) -> StepOutput:
+        """The loss of a whole batch of embeddings."""
         ...
 
     def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:

@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tico_ssl import distributed
-from tico_ssl.contracts import Batch, StepOutput
+from tico_ssl.contracts import Batch, Encoded, StepOutput
 from tico_ssl.errors import UserError
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.projector import projector
@@ -206,19 +206,23 @@ class TiCo(nn.Module):
 
     def forward(self, batch: Batch) -> StepOutput:
         """Algorithm 1 up to the loss. Views beyond the first two are not looked at."""
+        return self.loss(self.encode(batch))
+
+    def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
+        """Embeddings of the online network and, if they are asked for, of the target. If symmetric, each view in a
+        forward of its own: in one batch they would share BatchNorm statistics."""
         view_1, view_2 = self._ordered(*batch.views[:2])
-        online = self.embed(view_1)
+        online = [self.embed(view) for view in ((view_1, view_2) if self.config.symmetric else (view_1,))]
         with torch.no_grad():
-            target = self.target(view_2)
-        if self.config.symmetric:
-            # Each view in a forward of its own: in one batch they would share BatchNorm statistics.
-            online = torch.cat([online, self.embed(view_2)])
-            with torch.no_grad():
-                target = torch.cat([target, self.target(view_1)])
-        terms = self.criterion.terms(online, target)
-        return StepOutput(
-            terms.loss, {"invariance": terms.invariance, "contrast": terms.contrast}, online[: len(view_1)].detach()
-        )
+            other = (view_2, view_1) if self.config.symmetric else (view_2,)
+            target = [self.target(view) for view in other] if fixed else []
+        return Encoded(tuple(online), tuple(target))
+
+    def loss(self, encoded: Encoded) -> StepOutput:
+        """TiCo's loss of the embeddings of a whole batch."""
+        terms = self.criterion.terms(torch.cat(encoded.trained), torch.cat(encoded.fixed))
+        parts = {"invariance": terms.invariance, "contrast": terms.contrast}
+        return StepOutput(terms.loss, parts, encoded.trained[0].detach())
 
     def _ordered(self, view_1: Tensor, view_2: Tensor) -> tuple[Tensor, Tensor]:
         if view_1.ndim != 4 or view_2.ndim != 4:

@@ -4,7 +4,8 @@ torch's SyncBatchNorm does the first on GPUs alone. On CPUs the same is done wit
 the form that a test compares with one process holding the whole batch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +54,24 @@ def share_statistics(model: nn.Module) -> nn.Module:
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             module.__class__ = SharedBatchNorm  # type: ignore[assignment]
     return model
+
+
+@contextmanager
+def kept_statistics(model: nn.Module) -> Iterator[None]:
+    """BatchNorm as in training, but its running averages stay: for a forward pass that is made a second time."""
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
+    momenta = [norm.momentum for norm in norms]
+    counts = [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]
+    before = [count.clone() for count in counts]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta):
+            norm.momentum = momentum
+        for count, old in zip(counts, before):
+            count.copy_(old)
 
 
 @torch.no_grad()

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -19,9 +18,11 @@ from tico_ssl.data.bad_files import readable
 from tico_ssl.data.sources import Given
 from tico_ssl.data.streaming import default_workers
 from tico_ssl.device import choose_device, resolve_precision
+from tico_ssl.errors import UserError
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.batch_norm import share_statistics
 from tico_ssl.networks.fused import fuse
+from tico_ssl.networks.recomputing import recompute_blocks
 from tico_ssl.networks.storage import save_backbone
 from tico_ssl.optim import build_optimizer
 from tico_ssl.optim.schedules import scaled_lr, warmup_cosine
@@ -74,6 +75,8 @@ def default_folder(recipe: str | Path | Mapping[str, Any]) -> Path:
 def train(recipe: Recipe[Any], run: Run, device: torch.device, overwrite: bool = False) -> None:
     """Everything between a recipe and a trained backbone in its run folder."""
     settings, seed = recipe.training, recipe.training.seed
+    if settings.parts > 1 and distributed.active():
+        raise UserError("training.parts is for one process: several share a batch already")
     shorter = shorter_side(recipe.views, recipe.data.image_size)
     source = open_training(recipe.data, recipe.backbone.channels, shorter)
     bad = BadFiles()
@@ -97,7 +100,17 @@ def train(recipe: Recipe[Any], run: Run, device: torch.device, overwrite: bool =
     if start == plan.steps:
         return
     model = DistributedDataParallel(method, broadcast_buffers=False) if distributed.active() else method
-    make_step = Step(method, model, optimizer, views, precision, device, settings.clip_gradient, settings.execution)
+    make_step = Step(
+        method,
+        model,
+        optimizer,
+        views,
+        precision,
+        device,
+        settings.clip_gradient,
+        settings.execution,
+        settings.parts,
+    )
     knn = OnlineKnn.of(recipe, source, device)
 
     saved = -math.inf
@@ -170,10 +183,12 @@ def build_method(recipe: Recipe[Any], device: torch.device, precision: torch.dty
     torch.manual_seed(derived_seed(recipe.training.seed, "weights"))
     data = recipe.data
     backbone = build_backbone(recipe.backbone, data.image_size, data.mean, data.std)
-    method: nn.Module = catalogue.load("methods", recipe.method.name).build(recipe.method, backbone)
+    method: Any = catalogue.load("methods", recipe.method.name).build(recipe.method, backbone)
     method = method.to(device, torch.float64 if precision == torch.float64 else torch.float32)
     if resolve_execution(recipe.training.execution, device) == "captured" and by_kernels(device):
         fuse(method)
+    if recipe.training.recompute:
+        recompute_blocks(method.backbone)
     return share_statistics(method.to(memory_format=torch.channels_last)).train()
 
 

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tico_ssl import distributed
-from tico_ssl.contracts import Batch, StepOutput
+from tico_ssl.contracts import Batch, Encoded, StepOutput
 from tico_ssl.data.loader import Portion
 from tico_ssl.device import autocast
+from tico_ssl.networks.batch_norm import kept_statistics
 from tico_ssl.optim import set_learning_rate
 from tico_ssl.views import Views
 
@@ -49,8 +50,10 @@ class Step:
         device: torch.device,
         clip_gradient: float | None = None,
         execution: Execution = "auto",
+        parts: int = 1,
     ) -> None:
         self.method, self.model, self.optimizer, self.views = method, model, optimizer, views
+        self.parts = parts
         self.precision, self.device, self.clip_gradient = precision, device, clip_gradient
         self.execution = resolve_execution(execution, device)
         self._forward: Callable[..., StepOutput] = self._loss
@@ -59,30 +62,56 @@ class Step:
         self._run: Callable[[Portion], Outcome] = self._compute
         if "captured" in self.execution:
             self._run = _Captured(self._compute)
-        self._progress: Tensor | None = torch.zeros((), device=device) if device.type == "cuda" else None
+        self._progress: float | Tensor = 0.0
         if device.type == "cuda":
+            self._progress = torch.zeros((), device=device)
             torch.backends.cudnn.benchmark = True  # shapes never change
 
     def __call__(self, portion: Portion, lr: float, progress: float) -> Outcome:
         """One step; progress runs from 0 to 1 over the run."""
         set_learning_rate(self.optimizer, lr)
-        if self._progress is not None:
+        if isinstance(self._progress, Tensor):
             self._progress.fill_(progress)
-        self._host_progress = progress
+        else:
+            self._progress = progress
         return self._run(portion)
 
     def _compute(self, portion: Portion) -> Outcome:
-        made = self.views.make(portion.pixels, portion.decisions)
-        with autocast(self.device, self.precision):
-            output = self._forward(tuple(as_input(view) for view in made), portion.index, portion.label)
+        made = tuple(as_input(view) for view in self.views.make(portion.pixels, portion.decisions))
         self.optimizer.zero_grad(set_to_none=True)
-        output.loss.backward()
+        if self.parts > 1:
+            output = self._in_parts(Batch(made, portion.index, portion.label))
+        else:
+            with autocast(self.device, self.precision):
+                output = self._forward(made, portion.index, portion.label)
+            output.loss.backward()
         if self.clip_gradient is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_gradient)
         self.optimizer.step()
-        return Outcome(
-            output, self.method.after_step(self._host_progress if self._progress is None else self._progress)
-        )
+        return Outcome(output, self.method.after_step(self._progress))
+
+    def _in_parts(self, batch: Batch) -> StepOutput:
+        """The gradient of the whole batch's loss, with the activations of one part at a time in memory.
+
+        The loss is not a sum over images (TiCo's covariance is that of all of them), so embeddings come first, without
+        a gradient; then the loss and its gradient with respect to them; then each part again, to take that gradient
+        back to the weights. BatchNorm sees parts, as it would on several GPUs that do not share statistics.
+        """
+        chunks = [_part(batch, number, self.parts) for number in range(self.parts)]
+        with torch.no_grad(), autocast(self.device, self.precision):
+            encoded = [self.method.encode(chunk) for chunk in chunks]
+        whole = [torch.cat(parts) for parts in zip(*(chunk.trained for chunk in encoded), strict=True)]
+        fixed = [torch.cat(parts) for parts in zip(*(chunk.fixed for chunk in encoded), strict=True)]
+        whole = [embedding.requires_grad_() for embedding in whole]
+        with autocast(self.device, self.precision):
+            output: StepOutput = self.method.loss(Encoded(tuple(whole), tuple(fixed)))
+        gradients = torch.autograd.grad(output.loss, whole)
+        pieces = [gradient.chunk(self.parts) for gradient in gradients]
+        for number, chunk in enumerate(chunks):
+            with autocast(self.device, self.precision), kept_statistics(self.method):
+                again = self.method.encode(chunk, fixed=False).trained
+            torch.autograd.backward(again, [piece[number] for piece in pieces])
+        return output
 
     def _loss(self, made: tuple[Tensor, ...], index: Tensor, label: Tensor | None) -> StepOutput:
         output: StepOutput = self.model(Batch(made, index, label))
@@ -97,6 +126,12 @@ def resolve_execution(execution: Execution, device: torch.device) -> Execution:
     if not possible and "captured" in execution:
         return "compiled" if "compiled" in execution else "eager"
     return execution
+
+
+def _part(batch: Batch, number: int, parts: int) -> Batch:
+    views = tuple(view.chunk(parts)[number] for view in batch.views)
+    label = None if batch.label is None else batch.label.chunk(parts)[number]
+    return Batch(views, batch.index.chunk(parts)[number], label)
 
 
 def as_input(view: Tensor) -> Tensor:

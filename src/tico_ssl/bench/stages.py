@@ -1,0 +1,159 @@
+"""Where the time of a training step goes, and how fast whole steps are in each way of carrying them out."""
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tico_ssl.bench.timing import time_calls, time_in_turn
+from tico_ssl.config import Recipe
+from tico_ssl.contracts import Batch, StepOutput
+from tico_ssl.data import Loader, Source
+from tico_ssl.data.loader import Portion
+from tico_ssl.data.streaming import default_workers
+from tico_ssl.device import autocast
+from tico_ssl.optim import build_optimizer
+from tico_ssl.training.pretrain import build_method
+from tico_ssl.training.step import Execution, Step, as_input
+from tico_ssl.views import Views
+
+LR, PROGRESS = 1e-4, 0.5  # their values do not change what a step costs; a small rate keeps numbers finite
+ENDLESS = 10**9  # steps
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: a recipe on a device, with images for it."""
+
+    recipe: Recipe[Any]
+    device: torch.device
+    precision: torch.dtype
+    source: Source
+    views: Views
+    loader: Loader
+
+    @classmethod
+    def of(cls, recipe: Recipe[Any], device: torch.device, precision: torch.dtype, source: Source) -> "Subject":
+        """Views and a loader for a source."""
+        data, settings = recipe.data, recipe.training
+        views = Views(recipe.views, data.image_size, data.mean, data.std, precision)
+        workers = settings.workers or default_workers()
+        loader = Loader(source, views, settings.batch_size, settings.seed, device, workers)
+        return cls(recipe, device, precision, source, views, loader)
+
+    @property
+    def batch(self) -> int:
+        """Images of a step."""
+        return self.recipe.training.batch_size
+
+    def portions(self) -> Iterator[Portion]:
+        """The loader's batches, without end."""
+        return self.loader.iterate(0, ENDLESS)
+
+    def by(self, execution: Execution) -> Recipe[Any]:
+        """The recipe with another way of carrying out steps, for which networks may be built differently."""
+        training = self.recipe.training.model_copy(update={"execution": execution})
+        return self.recipe.model_copy(update={"training": training})
+
+
+class ReadyViews(Views):
+    """Hands on views that were made beforehand."""
+
+    def make(self, pixels: Any, decisions: Tensor) -> tuple[Tensor, ...]:
+        """The views as they came."""
+        return tuple(pixels)
+
+
+class StagedStep:
+    """A step of training, eagerly, that can be stopped at its joints."""
+
+    made: tuple[Tensor, ...]
+    output: StepOutput
+
+    def __init__(self, subject: Subject, portion: Portion) -> None:
+        self.subject, self.portion = subject, portion
+        self.method = build_method(subject.by("eager"), subject.device, subject.precision)
+        self.optimizer = build_optimizer(self.method, subject.recipe.optimizer)
+
+    def views(self) -> None:
+        """Views of the images."""
+        self.made = self.subject.views.make(self.portion.pixels, self.portion.decisions)
+
+    def forward(self) -> None:
+        """All networks and the loss."""
+        views = tuple(as_input(view) for view in self.made)
+        with autocast(self.subject.device, self.subject.precision):
+            self.output = self.method(Batch(views, self.portion.index, self.portion.label))
+
+    def backward(self) -> None:
+        """Gradients, clipped if the recipe says so."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.output.loss.backward()
+        largest = self.subject.recipe.training.clip_gradient
+        if largest is not None:
+            nn.utils.clip_grad_norm_(self.method.parameters(), largest)
+
+    def optimiser(self) -> None:
+        """The weights move."""
+        self.optimizer.step()
+
+    def target(self) -> None:
+        """What follows the optimiser: the target network."""
+        self.method.after_step(PROGRESS)
+
+
+def time_stages(subject: Subject, seconds: float) -> dict[str, float]:
+    """Median seconds of each part of an eager step."""
+    step = StagedStep(subject, next(subject.portions()))
+    works = [step.views, step.forward, step.backward, step.optimiser, step.target]
+    times = time_in_turn({work.__name__: work for work in works}, seconds, subject.device)
+    return {name: statistics.median(laps) for name, laps in times.items()}
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds of a step: on ready views, with the views, and with the loader that training has."""
+
+    execution: str
+    network_seconds: float
+    step_seconds: float
+    training_seconds: float
+
+
+def time_execution(subject: Subject, execution: Execution, seconds: float) -> Speed:
+    """Whole steps as training makes them."""
+    recipe, device = subject.by(execution), subject.device
+    method = build_method(recipe, device, subject.precision)
+    optimizer = build_optimizer(method, recipe.optimizer)
+    portions = subject.portions()
+    portion = next(portions)
+
+    def stepping(views: Views) -> Step:
+        clip = recipe.training.clip_gradient
+        return Step(method, method, optimizer, views, subject.precision, device, clip, execution)
+
+    step = stepping(subject.views)
+    whole = time_calls(lambda: step(portion, LR, PROGRESS), seconds, device)
+    training = time_calls(lambda: step(next(portions), LR, PROGRESS), seconds, device, **_in_full_flow(subject))
+    ready = Portion(subject.views.make(portion.pixels, portion.decisions), portion.decisions, portion.index)
+    data = recipe.data
+    step = stepping(ReadyViews(recipe.views, data.image_size, data.mean, data.std))
+    network = time_calls(lambda: step(ready, LR, PROGRESS), seconds, device)
+    return Speed(execution, statistics.median(network), statistics.median(whole), statistics.fmean(training))
+
+
+def time_loader(subject: Subject, seconds: float) -> float:
+    """Mean seconds until the loader has handed over a batch."""
+    portions = subject.portions()
+    return statistics.fmean(
+        time_calls(lambda: next(portions), seconds, subject.device, **_in_full_flow(subject))
+    )
+
+
+def _in_full_flow(subject: Subject) -> dict[str, int]:
+    """Worker processes begin with empty hands and deliver in bursts: batches to wait for, and to take the mean of."""
+    workers = default_workers() if subject.source.images is None else 0
+    return {"warm_up": 2 * workers, "at_least": max(3, 2 * workers)}

@@ -1,0 +1,65 @@
+"""Clocks: work repeated for so many seconds, timed by the clock of the device that does it."""
+
+import time
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+
+import torch
+
+AHEAD = 4  # rounds that the CPU may be ahead of a GPU, lest it queue up minutes of work
+WARM_UP = {"cuda": 6}  # rounds in which libraries choose algorithms, and after three of which a step is recorded
+
+
+def time_in_turn(
+    works: Mapping[str, Callable[[], object]],
+    seconds: float,
+    device: torch.device,
+    warm_up: int = 0,
+    at_least: int = 3,
+) -> dict[str, list[float]]:
+    """Seconds of every call, for pieces of work that are done one after the other, round after round."""
+    for _ in range(max(warm_up, WARM_UP.get(device.type, 2))):
+        for work in works.values():
+            work()
+    _wait_for(device)
+    begin, rounds = time.perf_counter(), []
+    while len(rounds) < at_least or time.perf_counter() - begin < seconds:
+        marks = [_mark(device)]
+        for work in works.values():
+            work()
+            marks.append(_mark(device))
+        rounds.append(marks)
+        if device.type == "cuda" and len(rounds) > AHEAD:
+            rounds[-AHEAD][-1].synchronize()
+    _wait_for(device)
+    laps = [[_between(a, b) for a, b in pairwise(marks)] for marks in rounds]
+    return dict(zip(works, map(list, zip(*laps)), strict=True))
+
+
+def time_calls(
+    work: Callable[[], object], seconds: float, device: torch.device, warm_up: int = 0, at_least: int = 3
+) -> list[float]:
+    """Seconds of every call of one piece of work."""
+    return time_in_turn({"": work}, seconds, device, warm_up, at_least)[""]
+
+
+# A mark is an event in the queue of a GPU, or the time of day.
+
+
+def _mark(device: torch.device) -> "torch.cuda.Event | float":
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _between(begin: "torch.cuda.Event | float", end: "torch.cuda.Event | float") -> float:
+    if isinstance(begin, float) or isinstance(end, float):
+        return float(end) - float(begin)  # type: ignore[arg-type]
+    return begin.elapsed_time(end) / 1000
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

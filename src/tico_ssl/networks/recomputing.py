@@ -1,0 +1,52 @@
+"""Activations that are computed again for the backward pass instead of kept: less memory for a quarter more time.
+
+Only the input of each residual or transformer block is kept. What a block computes a second time is the same, and its
+BatchNorm does not count it twice.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import MethodType
+from typing import Any
+
+import timm
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torchvision.models.resnet import BasicBlock, Bottleneck
+from torchvision.models.vision_transformer import EncoderBlock
+
+from tico_ssl.errors import UserError
+from tico_ssl.networks.batch_norm import kept_statistics
+
+BLOCKS = (
+    BasicBlock,
+    Bottleneck,
+    EncoderBlock,
+    timm.models.resnet.BasicBlock,
+    timm.models.resnet.Bottleneck,
+    timm.models.vision_transformer.Block,
+)
+
+
+def recompute_blocks(network: nn.Module) -> nn.Module:
+    """Make every block of a network forget what it computed, in place."""
+    blocks = [module for module in network.modules() if isinstance(module, BLOCKS)]
+    if not blocks:
+        raise UserError("training.recompute needs a network of residual or transformer blocks")
+    for block in blocks:
+        block.forward = MethodType(_forgetful(type(block).forward), block)  # type: ignore[method-assign]
+    return network
+
+
+def _forgetful(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(block: nn.Module, *inputs: Any) -> Any:
+        return checkpoint(
+            forward,
+            block,
+            *inputs,
+            use_reentrant=False,
+            preserve_rng_state=any(isinstance(module, nn.Dropout) and module.p > 0 for module in block.modules()),
+            context_fn=lambda: (nullcontext(), kept_statistics(block)),
+        )
+
+    return run

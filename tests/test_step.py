@@ -1,0 +1,238 @@
+"""A step is the same however it is carried out: eager, compiled, captured, in parts, with activations forgotten."""
+
+import copy
+import shutil
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from tico_ssl.config import load_recipe
+from tico_ssl.contracts import Batch
+from tico_ssl.data.loader import Portion
+from tico_ssl.errors import UserError
+from tico_ssl.methods.tico import Config, TiCo
+from tico_ssl.networks.batch_norm import kept_statistics
+from tico_ssl.networks.recomputing import recompute_blocks
+from tico_ssl.optim import build_optimizer
+from tico_ssl.optim.groups import load_optimizer
+from tico_ssl.training.pretrain import build_method, pretrain
+from tico_ssl.training.step import Step, resolve_execution
+from tico_ssl.views import Views
+
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+STEPS = 20
+
+
+def recipe_of(**changes):
+    settings = {
+        "data.image_size": 16,
+        "backbone.name": "tico/resnet10-w4",
+        "method.hidden": 16,
+        "method.dim": 8,
+        "method.view_order": "alternate",
+        "training.batch_size": 16,
+        "training.precision": "fp32",
+        "training.clip_gradient": 5.0,
+    }
+    return load_recipe("demo", settings | changes)
+
+
+def trained(recipe, device, steps=STEPS):
+    """The losses of some steps on fixed images, and the state that they end in."""
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    training = recipe.training
+    precision = torch.float64 if training.precision == "fp64" else torch.float32
+    method = build_method(recipe, device, precision)
+    views = Views(recipe.views, recipe.data.image_size, recipe.data.mean, recipe.data.std, precision)
+    optimizer = build_optimizer(method, recipe.optimizer)
+    step = Step(
+        method, method, optimizer, views, precision, device, training.clip_gradient, training.execution, training.parts
+    )
+    generator = torch.Generator().manual_seed(0)
+    losses = []
+    for number in range(steps):
+        images = torch.randint(0, 256, (16, 3, 20, 20), dtype=torch.uint8, generator=generator)
+        decisions = views.decide(views.draw(16, generator), torch.full((16, 2), 20.0))
+        portion = Portion(images.to(device), decisions.to(device), torch.arange(16, device=device))
+        outcome = step(portion, 0.01 * (number + 1) / steps, number / steps)
+        losses.append(float(outcome.output.loss.detach()))
+    return losses, {name: value.cpu() for name, value in method.state_dict().items()}
+
+
+def assert_alike(one, other, tolerance):
+    (losses, state), (other_losses, other_state) = one, other
+    assert losses == pytest.approx(other_losses, rel=tolerance, abs=tolerance)
+    for name, value in state.items():
+        torch.testing.assert_close(
+            value, other_state[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: n + m
+        )
+
+
+# ------------------------------------------------------------------------------------------------- executions
+
+
+def test_auto_is_captured_on_one_gpu_and_eager_elsewhere():
+    assert resolve_execution("auto", CPU) == "eager"
+    assert resolve_execution("auto", GPU) == "captured"
+    assert resolve_execution("captured", CPU) == "eager"
+    assert resolve_execution("compiled and captured", CPU) == "compiled"
+    assert resolve_execution("compiled", GPU) == "compiled"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_compiled_steps_are_the_eager_ones_on_a_cpu():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the step is not compiled")
+        compiled = trained(recipe_of(**{"training.execution": "compiled"}), CPU)
+    assert_alike(compiled, trained(recipe_of(), CPU), 1e-4)
+
+
+@needs_gpu
+@pytest.mark.parametrize("optimizer", ["lars", "sgd", "adamw"])
+@pytest.mark.parametrize("execution", ["captured", "compiled", "compiled and captured"])
+def test_all_executions_agree_on_a_gpu(execution, optimizer):
+    """In float32; torch's kernels, Inductor's and the fused ones add in different orders."""
+    changes = {"optimizer.name": optimizer}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the step is not")
+        other = trained(recipe_of(**changes, **{"training.execution": execution}), GPU)
+    assert_alike(other, trained(recipe_of(**changes, **{"training.execution": "eager"}), GPU), 2e-3)
+
+
+@needs_gpu
+def test_the_gpu_computes_what_the_cpu_computes():
+    assert_alike(trained(recipe_of(), GPU), trained(recipe_of(), CPU), 5e-3)
+
+
+def test_a_network_that_cannot_be_compiled_is_a_warning(monkeypatch):
+    def broken(*_, **__):
+        def refuse(*_):
+            raise RuntimeError("no compiler\nat all")
+
+        return refuse
+
+    monkeypatch.setattr(torch, "compile", broken)
+    with pytest.warns(UserWarning, match=r"^the step is not compiled: no compiler$"):
+        compiled = trained(recipe_of(**{"training.execution": "compiled"}), CPU, steps=3)
+    assert_alike(compiled, trained(recipe_of(), CPU, steps=3), 0)
+
+
+@needs_gpu
+def test_a_step_that_cannot_be_captured_is_a_warning(monkeypatch):
+    original = TiCo.forward
+
+    def asks(self, batch):
+        output = original(self, batch)
+        float(output.loss)  # which makes the host wait
+        return output
+
+    monkeypatch.setattr(TiCo, "forward", asks)
+    with pytest.warns(UserWarning, match="the step is not captured"):
+        trained(recipe_of(**{"training.execution": "captured"}), GPU, steps=6)
+
+
+# --------------------------------------------------------------------------------------------- memory savers
+
+
+class Plain(nn.Module):
+    """A network without BatchNorm, whose parts are those of the whole."""
+
+    width = 12
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(3 * 36, 20), nn.GELU(), nn.Linear(20, self.width))
+
+    def forward(self, images):
+        return self.layers(images)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize("parts", [2, 4])
+def test_parts_give_the_gradient_and_the_covariance_of_the_whole_batch(parts, detach, symmetric):
+    torch.manual_seed(0)
+    config = Config(hidden=10, dim=6, detach=detach, symmetric=symmetric)
+    method = TiCo(Plain(), config=config).double()
+    method.projector[1] = nn.Identity()  # its BatchNorm
+    method.target[1][1] = nn.Identity()
+    method.criterion.covariance.copy_(torch.eye(6) / 6)
+    other = copy.deepcopy(method)
+    batch = Batch((torch.randn(16, 3, 6, 6).double(), torch.randn(16, 3, 6, 6).double()), torch.arange(16))
+
+    whole = method(batch)
+    whole.loss.backward()
+    views = Views(recipe_of().views, 6, (0.0,) * 3, (1.0,) * 3, torch.float64)
+    step = Step(other, other, torch.optim.SGD(other.parameters()), views, torch.float64, CPU, parts=parts)
+    output = step._in_parts(batch)
+
+    torch.testing.assert_close(output.loss, whole.loss)
+    torch.testing.assert_close(other.criterion.covariance, method.criterion.covariance)
+    for one, two in zip(method.parameters(), other.parameters(), strict=True):
+        assert (one.grad is None) == (two.grad is None)
+        if one.grad is not None:
+            torch.testing.assert_close(one.grad, two.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_parts_with_batch_norm_count_each_part_once(tmp_path, tiny):
+    whole, parts = (
+        pretrain("demo", out=tmp_path / str(n), overrides=tiny | {"training.parts": n, "training.epochs": 1})
+        for n in (1, 2)
+    )
+    one, two = (torch.load(run.checkpoint_file, weights_only=True)["method"] for run in (whole, parts))
+    assert int(two["backbone.network.bn1.num_batches_tracked"]) == 2 * int(
+        one["backbone.network.bn1.num_batches_tracked"]
+    )
+    assert two["criterion.covariance"].trace() == pytest.approx(float(one["criterion.covariance"].trace()))
+
+
+def test_parts_must_divide_the_batch():
+    with pytest.raises(UserError, match=r"training\.parts 3 does not divide 16 images"):
+        recipe_of(**{"training.parts": 3})
+
+
+@pytest.mark.parametrize("name", ["tico/resnet10-w4", "torchvision/resnet18", "timm/vit_tiny_patch16_224"])
+def test_forgetting_activations_changes_nothing(name):
+    size = 32 if "vit" in name else 16
+    changes = {"backbone.name": name, "data.image_size": size, "training.precision": "fp64"}
+    kept = trained(recipe_of(**changes), CPU, steps=3)
+    forgotten = trained(recipe_of(**changes, **{"training.recompute": True}), CPU, steps=3)
+    assert_alike(forgotten, kept, 1e-12)
+
+
+def test_a_network_without_blocks_cannot_forget():
+    with pytest.raises(UserError, match=r"training\.recompute needs"):
+        recompute_blocks(Plain())
+
+
+def test_kept_statistics():
+    norm = nn.BatchNorm1d(3)
+    norm(torch.randn(8, 3))
+    before = copy.deepcopy(norm.state_dict())
+    with kept_statistics(norm):
+        norm(torch.randn(8, 3) + 5)
+    with pytest.raises(ZeroDivisionError), kept_statistics(norm):
+        raise ZeroDivisionError
+    assert norm.momentum == 0.1
+    assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
+
+
+# ------------------------------------------------------------------------------------------------- optimisers
+
+
+def test_a_saved_optimiser_keeps_this_devices_form():
+    model = nn.Linear(3, 2)
+    optimizer = build_optimizer(model, recipe_of(**{"optimizer.name": "adamw"}).optimizer)
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    for group in state["param_groups"]:  # as a GPU would have saved it
+        group |= {"lr": torch.tensor(0.5), "fused": True, "foreach": None, "capturable": True}
+    fresh = build_optimizer(model, recipe_of(**{"optimizer.name": "adamw"}).optimizer)
+    load_optimizer(fresh, state)
+    assert all(isinstance(group["lr"], float) and group["foreach"] for group in fresh.param_groups)
+    fresh.step()
