@@ -107,7 +107,7 @@ def test_preview_passes_over_bad_files(tico, folder_of_images, tmp_path):
     (cats / "1.png").write_text("no image")
     (dogs / "0.png").write_bytes(b"")
     text = tico(*words, tmp_path / "found.png")
-    assert "left out cats/1.png: cannot identify" in text
+    assert "left out cats/1.png: not in a known image format" in text
     assert "left out dogs/0.png: empty file" in text
     assert (tmp_path / "found.png").read_bytes() == (tmp_path / "expected.png").read_bytes()
     for file in folder_of_images.rglob("*.png"):

@@ -115,6 +115,34 @@ def export(
     say(f"wrote {out}; use it so:\n\n{snippet}")
 
 
+@app.command()
+def bench(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECIPE] [KEY=VALUE ...]", help="A packaged recipe or a YAML file, then changes to it."
+        ),
+    ] = None,
+    data: DataOption = None,
+    against: Annotated[
+        str | None, typer.Option(help="Also time another library on the same images and network: lightly.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Of each measurement, about.", min=0)] = 2.0,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Also time steps through torch.compile, which takes minutes.")
+    ] = False,
+    out: Annotated[str | None, typer.Option(help="Also write what was measured to this JSON file.")] = None,
+) -> None:
+    """Measure how fast training is on this machine, how fast it could be, and where the time goes."""
+    from tico_ssl.bench import bench as measure
+    from tico_ssl.bench.table import print_report
+    from tico_ssl.config import parse_override
+
+    recipe, overrides = _split(words or [])
+    changes = dict(parse_override(text) for text in overrides)
+    print_report(measure(recipe, data, changes, against, seconds, compiled, out))
+
+
 @app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(metavar="WHAT", help="recipes, methods, backbones, data, views, ...")] = "all",

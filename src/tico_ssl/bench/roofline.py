@@ -78,7 +78,9 @@ def step_operations(recipe: Recipe[Any]) -> list[Operation]:
 def operations_of(network: nn.Module, argument: Any, images: int, batch: int) -> list[Operation]:
     """What a forward pass of so many images does, and the backward pass that would follow, for one image of a batch."""
     found: list[Operation] = []
-    names = {module: name for name, module in network.named_modules() if isinstance(module, COUNTED)}
+    names: dict[nn.Module, str] = {
+        module: name for name, module in network.named_modules() if isinstance(module, COUNTED)
+    }
 
     def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         found.extend(_operations(names[module], module, inputs[0], output, images, batch))
@@ -102,9 +104,7 @@ def _operations(
         # Each of the three reads two of input, output and weights (or their gradients) and writes the third.
         values = into + out + module.weight.numel() / batch
         gradients = torch.is_grad_enabled() * (int(given.requires_grad) + int(module.weight.requires_grad))
-        return [
-            Operation(name, phase, flops, values) for phase in ["forward"] + ["backward"] * gradients
-        ]
+        return [Operation(name, phase, flops, values) for phase in ["forward"] + ["backward"] * gradients]
     forward, backward = (NORM_FORWARD * out, NORM_BACKWARD * out)
     if isinstance(module, nn.MaxPool2d):
         forward = backward = into + out

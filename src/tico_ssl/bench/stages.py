@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from tico_ssl.config import Recipe
 from tico_ssl.contracts import Batch, StepOutput
 from tico_ssl.data import Loader, Source
 from tico_ssl.data.loader import Portion
-from tico_ssl.data.streaming import default_workers
+from tico_ssl.data.streaming import AHEAD, CHUNK, default_workers
 from tico_ssl.device import autocast
 from tico_ssl.optim import build_optimizer
 from tico_ssl.training.pretrain import build_method
@@ -34,15 +34,17 @@ class Subject:
     source: Source
     views: Views
     loader: Loader
+    portion: Portion
+    workers: int
 
     @classmethod
     def of(cls, recipe: Recipe[Any], device: torch.device, precision: torch.dtype, source: Source) -> "Subject":
-        """Views and a loader for a source."""
+        """Views, a loader and a first batch of a source."""
         data, settings = recipe.data, recipe.training
         views = Views(recipe.views, data.image_size, data.mean, data.std, precision)
         workers = settings.workers or default_workers()
         loader = Loader(source, views, settings.batch_size, settings.seed, device, workers)
-        return cls(recipe, device, precision, source, views, loader)
+        return cls(recipe, device, precision, source, views, loader, next(loader.iterate(0, 1)), workers)
 
     @property
     def batch(self) -> int:
@@ -73,10 +75,14 @@ class StagedStep:
     made: tuple[Tensor, ...]
     output: StepOutput
 
-    def __init__(self, subject: Subject, portion: Portion) -> None:
-        self.subject, self.portion = subject, portion
+    def __init__(self, subject: Subject) -> None:
+        self.subject, self.portion = subject, subject.portion
         self.method = build_method(subject.by("eager"), subject.device, subject.precision)
         self.optimizer = build_optimizer(self.method, subject.recipe.optimizer)
+        self.progress: float | Tensor = PROGRESS
+        if subject.device.type == "cuda":  # as in Step
+            self.progress = torch.tensor(PROGRESS, device=subject.device)
+            torch.backends.cudnn.benchmark = True
 
     def views(self) -> None:
         """Views of the images."""
@@ -102,12 +108,12 @@ class StagedStep:
 
     def target(self) -> None:
         """What follows the optimiser: the target network."""
-        self.method.after_step(PROGRESS)
+        self.method.after_step(self.progress)
 
 
 def time_stages(subject: Subject, seconds: float) -> dict[str, float]:
     """Median seconds of each part of an eager step."""
-    step = StagedStep(subject, next(subject.portions()))
+    step = StagedStep(subject)
     works = [step.views, step.forward, step.backward, step.optimiser, step.target]
     times = time_in_turn({work.__name__: work for work in works}, seconds, subject.device)
     return {name: statistics.median(laps) for name, laps in times.items()}
@@ -125,35 +131,34 @@ class Speed:
 
 def time_execution(subject: Subject, execution: Execution, seconds: float) -> Speed:
     """Whole steps as training makes them."""
-    recipe, device = subject.by(execution), subject.device
+    torch.cuda.empty_cache()  # a graph has memory of its own and cannot take what was kept for others
+    recipe, device, portion = subject.by(execution), subject.device, subject.portion
     method = build_method(recipe, device, subject.precision)
     optimizer = build_optimizer(method, recipe.optimizer)
-    portions = subject.portions()
-    portion = next(portions)
+    clip, data = recipe.training.clip_gradient, recipe.data
+    ready = replace(portion, pixels=subject.views.make(portion.pixels, portion.decisions))
 
-    def stepping(views: Views) -> Step:
-        clip = recipe.training.clip_gradient
+    def step_with(views: Views) -> Step:
         return Step(method, method, optimizer, views, subject.precision, device, clip, execution)
 
-    step = stepping(subject.views)
-    whole = time_calls(lambda: step(portion, LR, PROGRESS), seconds, device)
-    training = time_calls(lambda: step(next(portions), LR, PROGRESS), seconds, device, **_in_full_flow(subject))
-    ready = Portion(subject.views.make(portion.pixels, portion.decisions), portion.decisions, portion.index)
-    data = recipe.data
-    step = stepping(ReadyViews(recipe.views, data.image_size, data.mean, data.std))
+    step = step_with(ReadyViews(recipe.views, data.image_size, data.mean, data.std))
     network = time_calls(lambda: step(ready, LR, PROGRESS), seconds, device)
+    step = step_with(subject.views)
+    whole = time_calls(lambda: step(portion, LR, PROGRESS), seconds, device)
+    portions = subject.portions()
+    training = time_calls(lambda: step(next(portions), LR, PROGRESS), seconds, device, **_in_full_flow(subject))
     return Speed(execution, statistics.median(network), statistics.median(whole), statistics.fmean(training))
 
 
 def time_loader(subject: Subject, seconds: float) -> float:
     """Mean seconds until the loader has handed over a batch."""
     portions = subject.portions()
-    return statistics.fmean(
-        time_calls(lambda: next(portions), seconds, subject.device, **_in_full_flow(subject))
-    )
+    return statistics.fmean(time_calls(lambda: next(portions), seconds, subject.device, **_in_full_flow(subject)))
 
 
 def _in_full_flow(subject: Subject) -> dict[str, int]:
-    """Worker processes begin with empty hands and deliver in bursts: batches to wait for, and to take the mean of."""
-    workers = default_workers() if subject.source.images is None else 0
-    return {"warm_up": 2 * workers, "at_least": max(3, 2 * workers)}
+    """Worker processes begin with empty hands and deliver in bursts: batches to let pass, and to take the mean of."""
+    if subject.source.images is not None:
+        return {}
+    ahead = 2 + AHEAD * subject.workers * CHUNK // subject.batch
+    return {"warm_up": ahead, "at_least": ahead}

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -22,7 +23,8 @@ def time_in_turn(
         for work in works.values():
             work()
     _wait_for(device)
-    begin, rounds = time.perf_counter(), []
+    begin = time.perf_counter()
+    rounds: list[list[Any]] = []  # of marks: events in the queue of a GPU, or times of day
     while len(rounds) < at_least or time.perf_counter() - begin < seconds:
         marks = [_mark(device)]
         for work in works.values():
@@ -43,10 +45,7 @@ def time_calls(
     return time_in_turn({"": work}, seconds, device, warm_up, at_least)[""]
 
 
-# A mark is an event in the queue of a GPU, or the time of day.
-
-
-def _mark(device: torch.device) -> "torch.cuda.Event | float":
+def _mark(device: torch.device) -> Any:
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -54,10 +53,8 @@ def _mark(device: torch.device) -> "torch.cuda.Event | float":
     return event
 
 
-def _between(begin: "torch.cuda.Event | float", end: "torch.cuda.Event | float") -> float:
-    if isinstance(begin, float) or isinstance(end, float):
-        return float(end) - float(begin)  # type: ignore[arg-type]
-    return begin.elapsed_time(end) / 1000
+def _between(begin: Any, end: Any) -> float:
+    return end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1000
 
 
 def _wait_for(device: torch.device) -> None:

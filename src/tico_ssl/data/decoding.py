@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from tico_ssl.errors import UserError
@@ -78,8 +78,7 @@ def decode(source: Path | bytes, channels: int = 3, name: str | None = None, sho
     except BadImage:
         raise
     except Exception as error:  # decoders fail in many ways, and none of them is worth a traceback
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadImage(name, "empty file" if _is_empty(source) else reason) from error
+        raise BadImage(name, "empty file" if _is_empty(source) else _reason(error)) from error
 
 
 def pixels(image: Image.Image, channels: int = 3) -> Tensor:
@@ -162,6 +161,15 @@ def _read_tiff(stream: Path | io.BytesIO, name: str) -> np.ndarray:
     except ImportError as error:
         raise BadImage(name, "TIFFs of many bands need tifffile: pip install 'tico-ssl[tiff]'") from error
     return tifffile.imread(stream)
+
+
+def _reason(error: Exception) -> str:
+    """In a line, without the names of objects and folders that libraries put into theirs."""
+    if isinstance(error, UnidentifiedImageError):
+        return "not in a known image format"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _is_empty(source: Path | bytes) -> bool:

@@ -1,0 +1,134 @@
+"""How fast training is on this machine, how fast it could be, and where the time goes; see docs/speed.md."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tico_ssl.bench.ceilings import Ceilings, measure_ceilings
+from tico_ssl.bench.rivals import RivalSpeed, require, time_lightly
+from tico_ssl.bench.roofline import Roofline, roofline, step_operations
+from tico_ssl.bench.stages import Speed, Subject, time_execution, time_loader, time_stages
+from tico_ssl.config import Recipe, load_recipe
+from tico_ssl.data import Source, as_source, open_training
+from tico_ssl.data.arrays import from_arrays
+from tico_ssl.data.sources import Given
+from tico_ssl.device import choose_device, resolve_precision
+from tico_ssl.errors import UserError
+from tico_ssl.networks.backbones import SMALL_IMAGE
+from tico_ssl.run_folder import environment, write_atomically
+from tico_ssl.training.step import Execution, resolve_execution
+from tico_ssl.views.policy import shorter_side
+
+FEWEST_IMAGES = 1024  # that are drawn, so that a loader has something to choose from
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that was measured. Times are seconds of a step of `batch` images."""
+
+    device: str
+    recipe: str
+    network: str
+    image_size: int
+    batch: int
+    precision: str
+    images: str
+    ceilings: Ceilings
+    roofline: Roofline
+    stages: dict[str, float]
+    speeds: list[Speed]
+    loader_seconds: float
+    against: dict[str, list[RivalSpeed]]
+    command: str
+    machine: dict[str, Any] = field(repr=False)
+
+    def as_json(self) -> str:
+        """One JSON object."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+def bench(
+    recipe: str | Path | Mapping[str, Any] | None = None,
+    data: Given | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    against: str | None = None,
+    seconds: float = 2.0,
+    compiled: bool = False,
+    out: str | Path | None = None,
+) -> Report:
+    """Measure a recipe on this machine: on random images, or on `data`; every measurement for so many seconds."""
+    device = choose_device()
+    name = recipe if recipe is not None else ("cifar10/tico" if device.type == "cuda" else "demo")
+    changes = dict(overrides or {}) | ({} if data is None else {"data.source": as_source(data)})
+    loaded = load_recipe(name, changes)
+    if against is not None:
+        require(against, loaded)
+    if out is not None and not Path(out).expanduser().resolve().parent.is_dir():
+        raise UserError(f"--out {out}: there is no such folder")
+    try:
+        report = _measure(loaded, str(name), data is not None, device, against, seconds, compiled)
+    except torch.OutOfMemoryError as error:
+        batch = loaded.training.batch_size
+        raise UserError(f"{batch} images do not fit the memory of this GPU: lower training.batch_size") from error
+    if out is not None:
+        write_atomically(Path(out).expanduser(), report.as_json())
+    return report
+
+
+def _measure(
+    recipe: Recipe[Any],
+    name: str,
+    own_data: bool,
+    device: torch.device,
+    against: str | None,
+    seconds: float,
+    compiled: bool,
+) -> Report:
+    precision = resolve_precision(recipe.training.precision, device)
+    subject = Subject.of(recipe, device, precision, _open(recipe) if own_data else _random_images(recipe))
+    ceilings = measure_ceilings(device, precision, seconds)
+    machine = environment()
+    cpu = f"{machine['processor']}, {torch.get_num_threads()} threads"
+    return Report(
+        device=machine["gpu"] if device.type == "cuda" else cpu,
+        recipe=name,
+        network=recipe.backbone.name,
+        image_size=recipe.data.image_size,
+        batch=subject.batch,
+        precision=str(precision).removeprefix("torch."),
+        images=f"{subject.source.name}, {subject.loader.storage}",
+        ceilings=ceilings,
+        roofline=roofline(step_operations(recipe), ceilings, precision.itemsize),
+        stages=time_stages(subject, seconds),
+        speeds=[time_execution(subject, execution, seconds) for execution in _executions(device, compiled)],
+        loader_seconds=time_loader(subject, seconds),
+        against={} if against is None else {against: time_lightly(subject, seconds)},
+        command=machine.pop("command"),
+        machine=machine,
+    )
+
+
+def _executions(device: torch.device, compiled: bool) -> list[Execution]:
+    """The ways in which this device can carry out a step."""
+    every: list[Execution] = ["eager", "captured"]
+    every += ["compiled", "compiled and captured"] if compiled else []
+    return [execution for execution in every if resolve_execution(execution, device) == execution]
+
+
+def _open(recipe: Recipe[Any]) -> Source:
+    shorter = shorter_side(recipe.views, recipe.data.image_size)
+    return open_training(recipe.data, recipe.backbone.channels, shorter)
+
+
+def _random_images(recipe: Recipe[Any]) -> Source:
+    """As large as images are that such views are cut from: 256 pixels for 224, but small ones as they are."""
+    size = recipe.data.image_size
+    side = size if size <= SMALL_IMAGE else round(size * 256 / 224)
+    count = max(FEWEST_IMAGES, 2 * recipe.training.batch_size)
+    shape = (count, recipe.backbone.channels, side, side)
+    pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return from_arrays(f"{count} random images of {side} pixels", pixels, None)

@@ -1,0 +1,67 @@
+"""A report as tables in the terminal."""
+
+from rich.table import Table
+
+from tico_ssl.bench import Report
+from tico_ssl.progress import console, say
+
+
+def print_report(report: Report) -> None:
+    """What the machine could do, what it does, and how another library fares."""
+    ceilings, roof = report.ceilings, report.roofline
+    size = f"{report.image_size} px, batch {report.batch}, {report.precision}"
+    say(f"recipe     {report.recipe}: {report.network}, {size}")
+    say(f"device     {report.device}")
+    say(f"images     {report.images}")
+    say(
+        f"ceilings   {ceilings.flops_per_second / 1e12:,.3g} TFLOP/s in matrix products, "
+        f"{ceilings.bytes_per_second / 1e9:,.3g} GB/s in copies, both measured"
+    )
+    say(
+        f"roofline   {roof.images_per_second:,.0f} images/s: a step takes {roof.gflop:.3g} GFLOP and moves "
+        f"{roof.megabytes:,.3g} MB an image; {roof.limited_by_memory:.0%} of the time is memory's"
+    )
+    console.print(_steps(report))
+    for rival in report.against:
+        console.print(_comparison(report, rival))
+
+
+def _steps(report: Report) -> Table:
+    table = Table("", title="one training step", title_justify="left", title_style="")
+    for column in ("ms", "share", "images/s", "of the roofline"):
+        table.add_column(column, justify="right")
+    whole = sum(report.stages.values())
+    for name, seconds in report.stages.items():
+        table.add_row(name, _ms(seconds), f"{seconds / whole:.0%}")
+    table.add_section()
+    for speed in report.speeds:
+        rows = (("networks alone", speed.network_seconds), ("with views", speed.step_seconds))
+        for name, seconds in (*rows, ("with views and loader", speed.training_seconds)):
+            rate = report.batch / seconds
+            reached = rate / report.roofline.images_per_second
+            table.add_row(f"{speed.execution}, {name}", _ms(seconds), "", f"{rate:,.0f}", f"{reached:.1%}")
+    table.add_section()
+    table.add_row("loader alone", _ms(report.loader_seconds), "", f"{report.batch / report.loader_seconds:,.0f}")
+    return table
+
+
+def _comparison(report: Report, rival: str) -> Table:
+    """Images a second of the other library, of this one, and how many times as many these are."""
+    table = Table("", title=f"against {rival}", title_justify="left", title_style="")
+    eager = [speed for speed in report.speeds if speed.execution == "eager"]
+    sides = {"eager here": eager, "best here": report.speeds} if len(report.speeds) > 1 else {"here": eager}
+    for column in (rival, *(text for side in sides for text in (side, "ratio"))):
+        table.add_column(column, justify="right")
+    for kind, name in (("network_seconds", "networks alone"), ("training_seconds", "with views and loader")):
+        table.add_row(f"{name}, images/s")
+        ours = [min(getattr(speed, kind) for speed in speeds) for speeds in sides.values()]
+        for speed in report.against[rival]:
+            theirs = getattr(speed, kind)
+            cells = [text for mine in ours for text in (f"{report.batch / mine:,.0f}", f"{theirs / mine:.2f}")]
+            table.add_row(f"  {speed.variant}", f"{report.batch / theirs:,.0f}", *cells)
+        table.add_section()
+    return table
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:,.2f}"
