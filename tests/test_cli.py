@@ -20,7 +20,7 @@ from tico_ssl.networks.backbones import BackboneConfig, build_backbone
 from tico_ssl.networks.storage import load_backbone, save_backbone
 from tico_ssl.run_folder import create_run
 
-VERBS = ["pretrain", "evaluate", "embed", "export", "list", "describe"]
+VERBS = ["pretrain", "evaluate", "embed", "export", "bench", "list", "describe"]
 CATALOGUES = ["recipes", "methods", "views", "data", "backbones", "evaluations", "exporting"]
 TINY = [
     "training.epochs=1",
