@@ -84,6 +84,26 @@ def all_sum(tensor: Tensor) -> Tensor:
     return _AllSum.apply(tensor) if active() else tensor
 
 
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        parts = [torch.empty_like(tensor) for _ in range(world_size())]
+        dist.all_gather(parts, tensor.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        # Every process's loss depends on these rows; DistributedDataParallel takes the mean over processes afterwards.
+        total = gradients[0].clone()
+        dist.all_reduce(total)
+        return total.chunk(world_size())[rank()]
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """The rows of all processes, in the order of their ranks, with their gradient."""
+    return _Gathered.apply(tensor) if active() else tensor
+
+
 def barrier() -> None:
     """Wait for the others."""
     if active():
