@@ -156,7 +156,7 @@ def collapse_signs(values: dict[str, float], collapsed_loss: float | None) -> di
     """What the numbers say, in words; empty when all is well. Thresholds hold after warm-up, not at the start."""
     signs = {}
     advice = "lower optimizer.lr, lengthen optimizer.warmup_epochs, or lower optimizer.one_dimensional_lr_ratio"
-    if collapsed_loss is not None and collapsed_loss > 1 and values["loss"] > 0.5 * collapsed_loss:
+    if collapsed_loss is not None and collapsed_loss > 1 and values["loss"] > 0.8 * collapsed_loss:
         signs["loss"] = (
             f"the loss is {values['loss']:.2f}, and {collapsed_loss:g} means one point for all images; {advice}"
         )

@@ -1,0 +1,110 @@
+"""BYOL: Bootstrap Your Own Latent (Grill et al., 2020). A prediction of the target's embedding, and no negatives.
+
+p_i = predictor(f(x_i));  z_i = f_target(x_i)               two views, two networks, n embeddings of d numbers
+loss = mean(2 - 2 cos(p_1, z_2)) + mean(2 - 2 cos(p_2, z_1))
+... backward, optimiser step ...
+target = ema_decay target + (1 - ema_decay) online          backbone and projector; the predictor has no twin
+"""
+
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from tico_ssl.contracts import Batch, Encoded, StepOutput
+from tico_ssl.errors import UserError
+from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.projector import projector
+from tico_ssl.networks.target import target_of, update_target
+from tico_ssl.optim.schedules import cosine_ema_decay
+from tico_ssl.section import MethodConfig
+
+
+def byol_loss(prediction: Tensor, target: Tensor) -> Tensor:
+    """One direction, of raw embeddings (n, d): mean(2 - 2 cos(prediction, target)).
+
+    This is the squared distance of the two unit vectors. The gradient is the prediction's alone.
+    """
+    if prediction.ndim != 2 or prediction.shape != target.shape:
+        raise ValueError(
+            "BYOL: predictions and targets must both be (batch, dim), "
+            f"got {tuple(prediction.shape)} and {tuple(target.shape)}"
+        )
+    with torch.autocast(prediction.device.type, enabled=False):
+        dtype = torch.promote_types(prediction.dtype, torch.float32)
+        p = F.normalize(prediction.to(dtype), dim=1)
+        z = F.normalize(target.detach().to(dtype), dim=1)
+        return 2 - 2 * (p * z).sum(dim=1).mean()
+
+
+class Config(MethodConfig):
+    """BYOL's settings; the defaults are the paper's for ImageNet."""
+
+    name: str = "byol"
+    """BYOL, prediction of a slowly moving target."""
+    hidden: Annotated[int, Field(ge=1)] = 4096
+    """Width of the hidden layers of projector and predictor."""
+    dim: Annotated[int, Field(ge=2)] = 256
+    """Dimensions of the embedding and of its prediction."""
+    ema_start: Annotated[float, Field(ge=0, le=1)] = 0.996
+    """Decay of the target encoder at the first step."""
+    ema_end: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Decay of the target encoder at the last step, reached along a cosine."""
+
+
+class BYOL(nn.Module):
+    """Backbone, projector and predictor, and the slowly moving target of the first two."""
+
+    def __init__(self, backbone: Backbone, config: Config | None = None) -> None:
+        super().__init__()
+        self.config = config = config or Config()
+        self.backbone = backbone
+        self.projector = projector(backbone.width, config.hidden, config.dim)
+        self.predictor = projector(config.dim, config.hidden, config.dim)
+        self.target = target_of(nn.Sequential(self.backbone, self.projector))
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Raw predictions of the online network."""
+        return self.predictor(self.projector(self.backbone(images)))
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """The loss of one batch. Views beyond the first two are not looked at."""
+        return self.loss(self.encode(batch))
+
+    def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
+        """Predictions of both views and, if they are asked for, the target's projections of both, in the views' order:
+        each view in a forward of its own."""
+        views = batch.views[:2]
+        if any(view.ndim != 4 for view in views):
+            raise UserError("BYOL compares views that are images: its first two must not be jigsaws")
+        predictions = [self.embed(view) for view in views]
+        with torch.no_grad():
+            projections = [self.target(view) for view in views] if fixed else []
+        return Encoded(tuple(predictions), tuple(projections))
+
+    def loss(self, encoded: Encoded) -> StepOutput:
+        """Both directions: each view's prediction and the other view's projection."""
+        (p_1, p_2), (z_1, z_2) = encoded.trained, encoded.fixed
+        first, second = byol_loss(p_1, z_2), byol_loss(p_2, z_1)
+        return StepOutput(first + second, {"view_1": first, "view_2": second}, p_1.detach())
+
+    def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
+        """Move the target towards the online network, by the schedule of its decay."""
+        decay = cosine_ema_decay(progress, self.config.ema_start, self.config.ema_end)
+        update_target(self.target, nn.Sequential(self.backbone, self.projector), decay)
+        return {"ema_decay": decay}
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """None of its own."""
+        return {}
+
+    def collapsed_loss(self) -> float:
+        """Zero, the smallest there is: BYOL's loss does not show a collapse."""
+        return 0.0
+
+
+def build(config: Config, backbone: Backbone) -> BYOL:
+    """BYOL of a recipe."""
+    return BYOL(backbone, config)

@@ -1,0 +1,98 @@
+"""SimCLR: a simple framework for contrastive learning (Chen et al., 2020).
+
+    z = normalize([f(x1); f(x2)])                                    two views, one network, 2n embeddings
+    loss = mean_i -log( exp(z_i . z_j / tau) / sum_{k != i} exp(z_i . z_k / tau) )       j: the other view of i
+
+Every embedding of the global batch but an image's own two is a negative: embeddings are gathered with their gradient,
+and every process computes the loss of them all.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from tico_ssl import distributed
+from tico_ssl.contracts import Encoded, StepOutput
+from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.siamese import Siamese, at_least_float32, check_embeddings, head, width_of
+from tico_ssl.section import MethodConfig
+
+
+class SimCLRTerms(NamedTuple):
+    """The loss, and the two terms it is the sum of."""
+
+    loss: Tensor
+    alignment: Tensor
+    uniformity: Tensor
+
+
+def nt_xent_loss(
+    z_1: Tensor,
+    z_2: Tensor,
+    temperature: float = 0.1,
+    gather: Callable[[Tensor], Tensor] = lambda rows: rows,
+) -> SimCLRTerms:
+    """NT-Xent, the normalised temperature-scaled cross-entropy, of raw embeddings (n, d) of two views.
+
+        alignment  = -mean_i s_ij / tau                      s: cosines, j: the other view of i
+        uniformity = mean_i log sum_{k != i} exp(s_ik / tau)      means over all 2n embeddings
+        loss       = alignment + uniformity
+
+    `gather` joins the rows of all processes.
+    """
+    check_embeddings("SimCLR", z_1, z_2)
+    if not temperature > 0:
+        raise ValueError(f"SimCLR: the temperature must be positive, got {temperature}")
+    with torch.autocast(z_1.device.type, enabled=False):
+        z_1, z_2 = (gather(F.normalize(at_least_float32(z), dim=1)) for z in (z_1, z_2))
+        z = torch.cat([z_1, z_2])
+        itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+        logits = (z @ z.T / temperature).masked_fill(itself, -torch.inf)
+        alignment = -(z_1 * z_2).sum(dim=1).mean() / temperature
+        uniformity = logits.logsumexp(dim=1).mean()
+    return SimCLRTerms(alignment + uniformity, alignment, uniformity)
+
+
+class Config(MethodConfig):
+    """SimCLR's settings; the defaults are the paper's for ImageNet."""
+
+    name: str = "simclr"
+    """SimCLR: the other images of the batch as negatives."""
+    hidden: Annotated[int, Field(ge=1)] = 2048
+    """Width of the projector's hidden layer."""
+    dim: Annotated[int, Field(ge=2)] = 128
+    """Dimensions of the embedding."""
+    batch_norm: bool = True
+    """BatchNorm behind each layer of the projector; without it, the layers have biases."""
+    temperature: Annotated[float, Field(gt=0)] = 0.1
+    """Tau: the smaller, the more the nearest negatives count."""
+
+
+class SimCLR(Siamese):
+    """Backbone and projector, and NT-Xent between the views."""
+
+    def __init__(self, backbone: nn.Module, width: int | None = None, config: Config | None = None) -> None:
+        config = config or Config()
+        widths = width_of(backbone, width), config.hidden, config.dim
+        super().__init__(backbone, head(*widths, norm=config.batch_norm, last_norm=config.batch_norm))
+        self.config = config
+
+    def loss(self, encoded: Encoded) -> StepOutput:
+        """NT-Xent of the global batch."""
+        z_1, z_2 = encoded.trained
+        terms = nt_xent_loss(z_1, z_2, self.config.temperature, gather=distributed.gathered)
+        parts = {"alignment": terms.alignment, "uniformity": terms.uniformity}
+        return StepOutput(terms.loss, parts, z_1.detach())
+
+    def collapsed_loss(self) -> float | None:
+        """Log(2n - 1), which depends on the batch and is near the loss of a fresh network: no sign to go by."""
+        return None
+
+
+def build(config: Config, backbone: Backbone) -> SimCLR:
+    """SimCLR of a recipe."""
+    return SimCLR(backbone, config=config)

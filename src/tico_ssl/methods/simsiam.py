@@ -1,0 +1,84 @@
+"""SimSiam: exploring simple Siamese representation learning (Chen and He, 2021).
+
+    z1 = f(x1);  z2 = f(x2);  p1 = h(z1);  p2 = h(z2)           one network f and a predictor h
+    loss = -(cos(p1, stop(z2)) + cos(p2, stop(z1))) / 2         mean over images; no gradient into z but through h
+
+Nothing but the stop of the gradient and the predictor keeps the network from collapse. The paper holds the predictor's
+learning rate fixed while the rest follows a cosine; here all parameters share one schedule.
+"""
+
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from tico_ssl.contracts import Batch, Encoded, StepOutput
+from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.siamese import Siamese, at_least_float32, check_embeddings, head, two_images, width_of
+from tico_ssl.section import MethodConfig
+
+
+def simsiam_loss(p_1: Tensor, p_2: Tensor, z_1: Tensor, z_2: Tensor) -> Tensor:
+    """The loss of predictions and raw embeddings (n, d) of two views.
+
+        loss = -1/2 mean_i [ cos(p1_i, stop(z2_i)) + cos(p2_i, stop(z1_i)) ]
+
+    A mean over images: processes need nothing of each other.
+    """
+    check_embeddings("SimSiam", p_1, z_2)
+    check_embeddings("SimSiam", p_2, z_1)
+    with torch.autocast(p_1.device.type, enabled=False):
+        p_1, p_2 = (F.normalize(at_least_float32(p), dim=1) for p in (p_1, p_2))
+        z_1, z_2 = (F.normalize(at_least_float32(z.detach()), dim=1) for z in (z_1, z_2))
+        return -((p_1 * z_2).sum(dim=1).mean() + (p_2 * z_1).sum(dim=1).mean()) / 2
+
+
+class Config(MethodConfig):
+    """SimSiam's settings; the defaults are the paper's for ImageNet."""
+
+    name: str = "simsiam"
+    """SimSiam: predict one view from the other, with no negatives and no target network."""
+    hidden: Annotated[int, Field(ge=1)] = 2048
+    """Width of the projector's two hidden layers."""
+    dim: Annotated[int, Field(ge=2)] = 2048
+    """Dimensions of the embedding."""
+    predictor_hidden: Annotated[int, Field(ge=1)] = 512
+    """Width of the predictor's hidden layer, narrower than the embedding."""
+
+
+class SimSiam(Siamese):
+    """Backbone, a projector of three layers that ends in a BatchNorm, and a predictor."""
+
+    def __init__(self, backbone: nn.Module, width: int | None = None, config: Config | None = None) -> None:
+        config = config or Config()
+        widths = width_of(backbone, width), config.hidden, config.hidden, config.dim
+        super().__init__(backbone, head(*widths, last_norm=True, last_affine=False))
+        self.config = config
+        self.predictor = nn.Sequential(
+            nn.Linear(config.dim, config.predictor_hidden, bias=False),
+            nn.BatchNorm1d(config.predictor_hidden),
+            nn.ReLU(inplace=True),
+            nn.Linear(config.predictor_hidden, config.dim),
+        )
+
+    def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
+        """Predictions of both views, which take a gradient, and their embeddings, which do not."""
+        embeddings = [self.embed(view) for view in two_images(batch)]
+        predictions = tuple(self.predictor(z) for z in embeddings)
+        return Encoded(predictions, tuple(z.detach() for z in embeddings) if fixed else ())
+
+    def loss(self, encoded: Encoded) -> StepOutput:
+        """SimSiam's loss of this process's images."""
+        (p_1, p_2), (z_1, z_2) = encoded.trained, encoded.fixed
+        return StepOutput(simsiam_loss(p_1, p_2, z_1, z_2), embedding=z_1)
+
+    def collapsed_loss(self) -> float:
+        """Minus one, which is also the loss of a perfect prediction."""
+        return -1.0
+
+
+def build(config: Config, backbone: Backbone) -> SimSiam:
+    """SimSiam of a recipe."""
+    return SimSiam(backbone, config=config)

@@ -1,0 +1,166 @@
+"""The squared contrastive loss (Zhu et al., 2022): TiCo with its keys written out, in a batch or in a memory bank.
+
+    z' = normalize(f(x1));  z'' = normalize(f_target(x2))       two views, two networks, n embeddings of d numbers
+
+    in a batch     loss = -(1/n) sum_i z'_i.z''_i + (rho / n^2)  sum_i sum_{j != i}  (z'_i.z''_j)^2
+    in a bank      loss = -(1/n) sum_i z'_i.z''_i + (rho / n m)  sum_i sum_{j <= m}  (z'_i.z''_j)^2
+
+    ... backward, optimiser step ...
+    target = ema_decay target + (1 - ema_decay) online
+
+The bank is this step's keys and the m - n before them, of all processes, without gradient. The sum of squares over the
+keys is a quadratic form, (1/m) sum_j (z.z''_j)^2 = z C z with C the keys' second moment: TiCo's contrast, whose C is a
+moving average instead. Here, too, C is formed, and never the n m cosines.
+
+The bank begins with zeros, as TiCo's covariance does, so the contrast ramps up while the bank fills.
+"""
+
+from typing import Annotated, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from tico_ssl import distributed
+from tico_ssl.contracts import Batch, Encoded, StepOutput
+from tico_ssl.errors import UserError
+from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.projector import projector
+from tico_ssl.networks.queue import KeyQueue
+from tico_ssl.networks.target import target_of, update_target
+from tico_ssl.optim.schedules import cosine_ema_decay
+from tico_ssl.section import MethodConfig
+
+
+class SquaredContrastiveTerms(NamedTuple):
+    """The loss and the two terms it is the sum of."""
+
+    loss: Tensor
+    invariance: Tensor
+    contrast: Tensor
+
+
+def squared_contrastive_loss(
+    online: Tensor, target: Tensor, keys: Tensor | None = None, rho: float = 8.0, leave_out_own: bool = True
+) -> SquaredContrastiveTerms:
+    """The loss of raw embeddings (n, d) of the two networks, and m unit vectors (m, d) to contrast with.
+
+        -mean(z'_i.z''_i) + (rho / n m) sum_i sum_j (z'_i.key_j)^2
+
+    The keys are by default the target's own embeddings, the paper's form in a batch; `leave_out_own` leaves each
+    image's own key out of the second sum, and is turned off for a memory bank. The gradient is the online network's.
+    """
+    _check(online, target, keys, rho)
+    with torch.autocast(online.device.type, enabled=False):
+        dtype = torch.promote_types(online.dtype, torch.float32)
+        z_1 = F.normalize(online.to(dtype), dim=1)
+        z_2 = F.normalize(target.detach().to(dtype), dim=1)
+        others = z_2 if keys is None else keys.detach().to(dtype)
+        C = others.T @ others / len(others)
+        cosines = (z_1 * z_2).sum(dim=1)
+        squares = ((z_1 @ C) * z_1).sum(dim=1)
+        if leave_out_own:
+            squares = squares - cosines.square() / len(others)
+        invariance = -cosines.mean()
+        contrast = rho * squares.mean()
+    return SquaredContrastiveTerms(invariance + contrast, invariance, contrast)
+
+
+def _check(online: Tensor, target: Tensor, keys: Tensor | None, rho: float) -> None:
+    if rho < 0:
+        raise ValueError(f"squared contrastive loss: rho must not be negative, got {rho}")
+    if online.ndim != 2 or online.shape != target.shape:
+        raise ValueError(
+            "squared contrastive loss: online and target embeddings must both be (batch, dim), "
+            f"got {tuple(online.shape)} and {tuple(target.shape)}"
+        )
+    if keys is not None and (keys.ndim != 2 or keys.shape[1] != online.shape[1]):
+        raise ValueError(
+            f"squared contrastive loss: embeddings have {online.shape[1]} dimensions, the keys are {tuple(keys.shape)}"
+        )
+
+
+class Config(MethodConfig):
+    """Settings of the squared contrastive loss. The paper gives none; the defaults are its TiCo's."""
+
+    name: str = "squared-contrastive"
+    """The paper's squared contrastive loss, in a batch or with a memory bank."""
+    hidden: Annotated[int, Field(ge=1)] = 4096
+    """Width of the projector's hidden layer."""
+    dim: Annotated[int, Field(ge=2)] = 256
+    """Dimensions of the embedding."""
+    last_bias: bool = False
+    """Bias in the projector's last layer. It would let the network add one common direction: the way to collapse."""
+    rho: Annotated[float, Field(ge=0)] = 8.0
+    """Weight of the contrast."""
+    bank: Annotated[int, Field(ge=0)] = 0
+    """Keys in the memory bank, a multiple of the batch; 0: contrast with the other images of the batch alone."""
+    ema_start: Annotated[float, Field(ge=0, le=1)] = 0.99
+    """Decay of the target encoder at the first step."""
+    ema_end: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Decay of the target encoder at the last step, reached along a cosine."""
+
+
+class SquaredContrastive(nn.Module):
+    """Backbone and projector, their slowly moving target, and the bank of its keys if there is one."""
+
+    def __init__(self, backbone: Backbone, config: Config | None = None) -> None:
+        super().__init__()
+        self.config = config = config or Config()
+        self.backbone = backbone
+        self.projector = projector(backbone.width, config.hidden, config.dim, last_bias=config.last_bias)
+        self.target = target_of(nn.Sequential(self.backbone, self.projector))
+        self.bank = KeyQueue(torch.zeros(config.bank, config.dim)) if config.bank else None
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Raw embeddings of the online network."""
+        return self.projector(self.backbone(images))
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """The loss of one batch. Views beyond the first two are not looked at."""
+        return self.loss(self.encode(batch))
+
+    def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
+        """Embeddings of view one by the online network and, if they are asked for, of view two by the target."""
+        view_1, view_2 = batch.views[:2]
+        if view_1.ndim != 4 or view_2.ndim != 4:
+            raise UserError("the squared contrastive loss compares images: its first two views must not be jigsaws")
+        online = self.embed(view_1)
+        with torch.no_grad():
+            target = (self.target(view_2),) if fixed else ()
+        return Encoded((online,), target)
+
+    def loss(self, encoded: Encoded) -> StepOutput:
+        """The loss of a whole batch: this process's images and the keys of all; in training mode the bank moves on."""
+        (online,), (target,) = encoded.trained, encoded.fixed
+        dtype = torch.promote_types(target.dtype, torch.float32)
+        keys = distributed.gathered(F.normalize(target.detach().to(dtype), dim=1))
+        if self.bank is None:
+            terms = squared_contrastive_loss(online, target, keys, self.config.rho)
+        else:
+            with_these = self.bank.with_keys(keys)
+            terms = squared_contrastive_loss(online, target, with_these, self.config.rho, leave_out_own=False)
+            if self.training:
+                self.bank.enqueue(keys)
+        parts = {"invariance": terms.invariance, "contrast": terms.contrast}
+        return StepOutput(terms.loss, parts, online.detach())
+
+    def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
+        """Move the target towards the online network, by the schedule of its decay."""
+        decay = cosine_ema_decay(progress, self.config.ema_start, self.config.ema_end)
+        update_target(self.target, nn.Sequential(self.backbone, self.projector), decay)
+        return {"ema_decay": decay}
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """How full the bank is, if there is one."""
+        return {} if self.bank is None else {"bank_filled": self.bank.filled()}
+
+    def collapsed_loss(self) -> float:
+        """Rho - 1: every cosine is one. In a batch the own key is left out, which takes a share rho / n off."""
+        return self.config.rho - 1
+
+
+def build(config: Config, backbone: Backbone) -> SquaredContrastive:
+    """The squared contrastive loss of a recipe."""
+    return SquaredContrastive(backbone, config)

@@ -1,0 +1,98 @@
+"""Supervised: the backbone with a linear classifier, trained with labels. What self-supervision is compared with.
+
+loss = - mean_i log softmax(W f(x_i) + b)[y_i]          cross entropy; x one view, y its image's label
+"""
+
+from typing import Annotated, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from tico_ssl.contracts import Batch, Encoded, StepOutput
+from tico_ssl.errors import UserError
+from tico_ssl.networks.backbones import Backbone
+from tico_ssl.section import MethodConfig
+
+
+def supervised_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """-mean log softmax(logits)[label] of logits (n, classes) and labels (n,), which are whole numbers of any type.
+
+    With `smoothing` s the target is 1 - s for the label and s / classes more for every class.
+    """
+    if logits.ndim != 2 or labels.shape != logits.shape[:1]:
+        raise ValueError(
+            f"supervised: logits must be (batch, classes) and labels (batch,), got {tuple(logits.shape)} and "
+            f"{tuple(labels.shape)}"
+        )
+    with torch.autocast(logits.device.type, enabled=False):
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return F.cross_entropy(logits, labels.long(), label_smoothing=smoothing)
+
+
+class Config(MethodConfig):
+    """The classifier's settings; the defaults are those of the usual ImageNet training."""
+
+    minimum_views: ClassVar[int] = 1
+
+    name: str = "supervised"
+    """Training with labels."""
+    classes: Annotated[int, Field(ge=2)] = 1000
+    """How many classes the labels count; they run from 0 to one less."""
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the target that is spread over all classes."""
+
+
+class Supervised(nn.Module):
+    """Backbone and linear classifier. Views beyond the first are not looked at."""
+
+    def __init__(self, backbone: nn.Module, width: int | None = None, config: Config | None = None) -> None:
+        super().__init__()
+        self.config = config = config or Config()
+        width = width if width is not None else getattr(backbone, "width", None)
+        if width is None:
+            raise ValueError("supervised: say how many features the backbone gives: Supervised(backbone, width=512)")
+        self.backbone = backbone
+        self.classifier = nn.Linear(width, config.classes)
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """Cross entropy of the first view."""
+        return self.loss(self.encode(batch))
+
+    def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
+        """Logits of the first view, and the labels beside them."""
+        label = batch.label
+        if label is None:
+            raise UserError("method supervised needs labels, and these images have none")
+        if label.ndim != 1:
+            raise UserError(
+                f"method supervised needs one label for each image, got labels of shape {list(label.shape)}"
+            )
+        if batch.views[0].ndim != 4:
+            raise UserError("method supervised classifies images: its first view must not be a jigsaw")
+        return Encoded((self.classifier(self.backbone(batch.views[0])),), (label,) if fixed else ())
+
+    def loss(self, encoded: Encoded) -> StepOutput:
+        """Cross entropy, with the share of images that are classified rightly."""
+        (logits,), (label,) = encoded.trained, encoded.fixed
+        loss = supervised_loss(logits, label, self.config.smoothing)
+        accuracy = (logits.detach().argmax(dim=1) == label).float().mean()
+        return StepOutput(loss, {"accuracy": accuracy}, logits.detach())
+
+    def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
+        """Nothing moves but the weights."""
+        return {}
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Nothing beyond the loss and the accuracy."""
+        return {}
+
+    def collapsed_loss(self) -> None:
+        """None: labels keep images apart, and a high loss says only that they are hard to tell."""
+        return
+
+
+def build(config: Config, backbone: Backbone) -> Supervised:
+    """Supervised training of a recipe."""
+    return Supervised(backbone, config=config)

@@ -1,0 +1,194 @@
+"""SwAV: Swapping Assignments between Views (Caron et al., 2020).
+
+    z_v = normalize(f(x_v));  s_v = z_v . C'                 embeddings of every crop, and their scores: K prototypes C
+    q_a = sinkhorn(s_a)                                       for the first two crops, without gradient
+    loss = mean_a mean_{v != a} - mean_i sum_k q_a[i, k] log softmax(s_v[i] / temperature)[k]
+    ... backward, optimiser step ...
+    C = normalize(C)                                          every prototype has length one
+
+Sinkhorn makes assignments in which all prototypes are used equally by the global batch: of Q = exp(s / epsilon), it
+divides by the sum over images, then by the sum over prototypes, three times. Under several processes only the K sums
+over images are added up. A queue of earlier embeddings lets small batches be compared with more images.
+
+All crops go through the networks one by one, so that BatchNorm sees crops of one kind at a time.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from tico_ssl import distributed
+from tico_ssl.contracts import Batch, Encoded, StepOutput
+from tico_ssl.errors import UserError
+from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.projector import projector
+from tico_ssl.section import MethodConfig
+
+ASSIGNED = 2  # views whose assignments the others predict
+
+
+@torch.no_grad()
+def sinkhorn(
+    scores: Tensor,
+    epsilon: float = 0.05,
+    iterations: int = 3,
+    earlier: Tensor | None = None,
+    weight: Tensor | float = 1.0,
+    total: Callable[[Tensor], Tensor] = lambda sums: sums,
+) -> Tensor:
+    """Assignments (n, K) of scores (n, K): each row sums to one, each column nearly to n / K.
+
+    `earlier` are scores (m, K) of more images, the same in all processes; they are counted with their `weight`, 0 or 1,
+    and their own assignments are not returned. `total` sums a vector over processes.
+    """
+    with torch.autocast(scores.device.type, enabled=False):
+        dtype = torch.promote_types(scores.dtype, torch.float32)
+        Q = torch.exp(scores.to(dtype) / epsilon)
+        E = torch.exp((scores[:0] if earlier is None else earlier).to(dtype) / epsilon)
+        for _ in range(iterations):
+            sums = total(Q.sum(dim=0)) + weight * E.sum(dim=0)
+            Q, E = Q / sums, E / sums
+            Q, E = Q / Q.sum(dim=1, keepdim=True), E / E.sum(dim=1, keepdim=True)
+    return Q
+
+
+def swav_loss(scores: Sequence[Tensor], assignments: Sequence[Tensor], temperature: float = 0.1) -> Tensor:
+    """mean_a mean_{v != a} -mean_i sum_k q_a[i, k] log softmax(s_v[i] / temperature)[k].
+
+    Scores (n, K) of all views, and assignments (n, K) of the first of them, which are held constant.
+    """
+    if not 1 <= len(assignments) <= len(scores) or len(scores) < 2:
+        raise ValueError(f"SwAV: {len(assignments)} assignments do not fit the scores of {len(scores)} views")
+    if len({tuple(one.shape) for one in (*scores, *assignments)}) > 1 or scores[0].ndim != 2:
+        raise ValueError("SwAV: scores and assignments must all be (batch, prototypes)")
+    with torch.autocast(scores[0].device.type, enabled=False):
+        dtype = torch.promote_types(scores[0].dtype, torch.float32)
+        predictions = [F.log_softmax(score.to(dtype) / temperature, dim=1) for score in scores]
+        losses = [
+            -(assignment.detach().to(dtype) * prediction).sum(dim=1).mean()
+            for a, assignment in enumerate(assignments)
+            for v, prediction in enumerate(predictions)
+            if v != a
+        ]
+        return torch.stack(losses).mean()
+
+
+class Config(MethodConfig):
+    """SwAV's settings; the defaults are the paper's for large batches."""
+
+    name: str = "swav"
+    """SwAV, online clustering."""
+    hidden: Annotated[int, Field(ge=1)] = 2048
+    """Width of the projector's hidden layer."""
+    dim: Annotated[int, Field(ge=2)] = 128
+    """Dimensions of the embedding."""
+    last_bias: bool = True
+    """Bias in the projector's last layer."""
+    prototypes: Annotated[int, Field(ge=2)] = 3000
+    """Number of clusters."""
+    freeze_steps: Annotated[int, Field(ge=0)] = 313
+    """Steps at the beginning in which prototypes stay as they are; the default is an epoch of 4096 images a step."""
+    temperature: Annotated[float, Field(gt=0)] = 0.1
+    """Of the predictions."""
+    epsilon: Annotated[float, Field(ge=0.025)] = 0.05
+    """Of the assignments: the smaller, the harder. Exponentials of 1 / epsilon must fit into float32."""
+    iterations: Annotated[int, Field(ge=1)] = 3
+    """Of Sinkhorn's algorithm."""
+    queue: Annotated[int, Field(ge=0)] = 0
+    """Earlier images that take part in assignments, for small batches (3840 for a batch of 256); 0: none."""
+    queue_start: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of training after which the queue is used, if it is full."""
+
+
+class SwAV(nn.Module):
+    """Backbone, projector and prototypes. The first two views are assigned, all views predict."""
+
+    steps: Tensor
+    progress: Tensor
+    queue: Tensor
+    filled: Tensor
+
+    def __init__(self, backbone: nn.Module, width: int | None = None, config: Config | None = None) -> None:
+        super().__init__()
+        self.config = config = config or Config()
+        width = width if width is not None else getattr(backbone, "width", None)
+        if width is None:
+            raise ValueError("SwAV: say how many features the backbone gives: SwAV(backbone, width=512)")
+        self.backbone = backbone
+        self.projector = projector(width, config.hidden, config.dim, last_bias=config.last_bias)
+        self.prototypes = nn.Parameter(F.normalize(torch.randn(config.prototypes, config.dim), dim=1))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("progress", torch.zeros(()))
+        self.register_buffer("queue", torch.zeros(ASSIGNED, config.queue, config.dim))
+        self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """The swapped prediction of all views."""
+        return self.loss(self.encode(batch))
+
+    def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
+        """Scores of every view, and embeddings of the first two beside them."""
+        if any(view.ndim != 4 for view in batch.views):
+            raise UserError("SwAV compares views that are images: none of them may be a jigsaw")
+        raw = [self.projector(self.backbone(view)) for view in batch.views]
+        # Frozen, they take a gradient of zero; all that a decay of weights does then is undone by the normalisation.
+        prototypes = torch.where(self.steps < self.config.freeze_steps, self.prototypes.detach(), self.prototypes)
+        with torch.autocast(raw[0].device.type, enabled=False):
+            embeddings = [F.normalize(one.to(prototypes.dtype), dim=1) for one in raw]
+            scores = tuple(embedding @ prototypes.T for embedding in embeddings)
+        return Encoded(scores, tuple(one.detach() for one in embeddings[:ASSIGNED]) if fixed else ())
+
+    def loss(self, encoded: Encoded) -> StepOutput:
+        """SwAV's loss of a whole batch; in training mode the queue moves on."""
+        assignments = [self._assigned(a, encoded.trained[a].detach()) for a in range(ASSIGNED)]
+        loss = swav_loss(encoded.trained, assignments, self.config.temperature)
+        if self.training and self.config.queue:
+            self._enqueue(encoded.fixed)
+        entropy = torch.stack([-torch.special.xlogy(q, q).sum(dim=1).mean() for q in assignments]).mean()
+        return StepOutput(loss, {"assignment_entropy": entropy}, encoded.fixed[0])
+
+    @torch.no_grad()
+    def _assigned(self, view: int, scores: Tensor) -> Tensor:
+        earlier, weight = None, torch.ones_like(scores[0, 0])
+        if self.config.queue:
+            with torch.autocast(scores.device.type, enabled=False):
+                earlier = self.queue[view] @ self.prototypes.T
+            used = (self.progress >= self.config.queue_start) & (self.filled >= self.config.queue)
+            weight = used.to(scores.dtype)
+        return sinkhorn(scores, self.config.epsilon, self.config.iterations, earlier, weight, total=distributed.all_sum)
+
+    @torch.no_grad()
+    def _enqueue(self, embeddings: Sequence[Tensor]) -> None:
+        newest = torch.stack([distributed.gathered(embedding) for embedding in embeddings])
+        if newest.shape[1] > self.config.queue:
+            raise UserError(f"method.queue {self.config.queue} is shorter than a batch of {newest.shape[1]} images")
+        self.queue.copy_(torch.cat([newest, self.queue], dim=1)[:, : self.config.queue])
+        self.filled += newest.shape[1]
+
+    @torch.no_grad()
+    def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
+        """Bring prototypes back to length one."""
+        self.prototypes.copy_(F.normalize(self.prototypes, dim=1))
+        self.progress.fill_(progress)
+        self.steps += 1
+        return {}
+
+    @torch.no_grad()
+    def diagnostics(self) -> dict[str, Tensor]:
+        """The mean cosine of different prototypes: 1 if they are all the same."""
+        number = len(self.prototypes)
+        together = self.prototypes.sum(dim=0).square().sum()
+        return {"prototype_cosine": (together - number) / (number * (number - 1))}
+
+    def collapsed_loss(self) -> None:
+        """None: log(prototypes) at least, but healthy runs stay above half of that for long."""
+        return
+
+
+def build(config: Config, backbone: Backbone) -> SwAV:
+    """SwAV of a recipe."""
+    return SwAV(backbone, config=config)

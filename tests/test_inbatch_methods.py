@@ -1,0 +1,434 @@
+"""SimCLR, Barlow Twins, VICReg and SimSiam: their losses against naive sums, and what training does with them."""
+
+import importlib
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from test_distributed import Tiny, in_two_processes, one_step, the_views
+from tico_ssl import distributed
+from tico_ssl.contracts import Batch, Encoded, Method
+from tico_ssl.errors import UserError
+from tico_ssl.methods import barlow_twins, simclr, simsiam, vicreg
+from tico_ssl.methods.barlow_twins import barlow_twins_loss, off_diagonal
+from tico_ssl.methods.simclr import nt_xent_loss
+from tico_ssl.methods.simsiam import simsiam_loss
+from tico_ssl.methods.vicreg import vicreg_loss
+from tico_ssl.networks.backbones import BackboneConfig, build_backbone
+from tico_ssl.networks.batch_norm import share_statistics
+from tico_ssl.training.pretrain import pretrain
+
+MODULES = {"simclr": simclr, "barlow-twins": barlow_twins, "vicreg": vicreg, "simsiam": simsiam}
+SHAPES = [(2, 3), (5, 4), (8, 6), (3, 9)]
+
+
+def random(*shape: int, seed: int = 0, count: int = 2):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(*shape, generator=generator, dtype=torch.float64) for _ in range(count)]
+
+
+# ------------------------------------------------------------------------------------------- naive sums, plain Python
+
+
+def dot(a, b) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def cosine(a, b) -> float:
+    return dot(a, b) / math.sqrt(dot(a, a) * dot(b, b))
+
+
+def column(z, j) -> list[float]:
+    return [row[j] for row in z]
+
+
+def average(values) -> float:
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def naive_nt_xent(z_1, z_2, temperature) -> float:
+    z, n = z_1.tolist() + z_2.tolist(), len(z_1)
+    losses = []
+    for i in range(2 * n):
+        other = i + n if i < n else i - n
+        below = sum(math.exp(cosine(z[i], z[k]) / temperature) for k in range(2 * n) if k != i)
+        losses.append(-math.log(math.exp(cosine(z[i], z[other]) / temperature) / below))
+    return average(losses)
+
+
+def standardised(values) -> list[float]:
+    mean = average(values)
+    variance = average((value - mean) ** 2 for value in values)
+    return [(value - mean) / math.sqrt(variance + 1e-5) for value in values]
+
+
+def naive_barlow_twins(z_1, z_2, weight) -> float:
+    d = z_1.shape[1]
+    one, two = ([standardised(column(z.tolist(), j)) for j in range(d)] for z in (z_1, z_2))
+    total = 0.0
+    for i in range(d):
+        for j in range(d):
+            c = dot(one[i], two[j]) / len(z_1)
+            total += (1 - c) ** 2 if i == j else weight * c**2
+    return total
+
+
+def naive_vicreg(z_1, z_2, invariance, variance, covariance) -> float:
+    n, d = z_1.shape
+    total = invariance * average((z_1[i, j].item() - z_2[i, j].item()) ** 2 for i in range(n) for j in range(d))
+    for z in (z_1.tolist(), z_2.tolist()):
+        columns = [[x - average(column(z, j)) for x in column(z, j)] for j in range(d)]
+        cov = [[dot(a, b) / (n - 1) for b in columns] for a in columns]
+        total += variance * 0.5 * average(max(0.0, 1 - math.sqrt(cov[j][j] + 1e-4)) for j in range(d))
+        total += covariance / d * sum(cov[i][j] ** 2 for i in range(d) for j in range(d) if i != j)
+    return total
+
+
+def naive_simsiam(p_1, p_2, z_1, z_2) -> float:
+    rows = zip(*(tensor.tolist() for tensor in (p_1, p_2, z_1, z_2)), strict=True)
+    return -average((cosine(a, d) + cosine(b, c)) / 2 for a, b, c, d in rows)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("temperature", [0.1, 0.5, 2.0])
+def test_nt_xent_is_its_formula(shape, temperature):
+    z_1, z_2 = random(*shape)
+    terms = nt_xent_loss(z_1, z_2, temperature)
+    assert float(terms.loss) == pytest.approx(naive_nt_xent(z_1, z_2, temperature), rel=1e-12)
+    assert float(terms.alignment + terms.uniformity) == pytest.approx(float(terms.loss), rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("weight", [0.0, 0.0051, 1.0])
+def test_barlow_twins_is_its_formula(shape, weight):
+    z_1, z_2 = random(*shape)
+    terms = barlow_twins_loss(z_1, z_2, weight)
+    assert float(terms.loss) == pytest.approx(naive_barlow_twins(z_1, z_2, weight), rel=1e-10)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("weights", [(25.0, 25.0, 1.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (1.0, 0.0, 0.0)])
+def test_vicreg_is_its_formula(shape, weights):
+    z_1, z_2 = (0.8 * z for z in random(*shape))
+    terms = vicreg_loss(z_1, z_2, *weights)
+    assert float(terms.loss) == pytest.approx(naive_vicreg(z_1, z_2, *weights), rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_simsiam_is_its_formula(shape):
+    tensors = random(*shape, count=4)
+    assert float(simsiam_loss(*tensors)) == pytest.approx(naive_simsiam(*tensors), rel=1e-12)
+
+
+@pytest.mark.parametrize("loss", [nt_xent_loss, barlow_twins_loss, vicreg_loss])
+def test_gradients_are_those_of_the_value(loss):
+    z_1, z_2 = (z.requires_grad_() for z in random(4, 3))
+    assert torch.autograd.gradcheck(lambda a, b: loss(a, b).loss, (z_1, z_2))
+
+
+def test_off_diagonal():
+    assert off_diagonal(torch.arange(9).view(3, 3)).flatten().tolist() == [1, 2, 3, 5, 6, 7]
+
+
+# ------------------------------------------------------------------------------------------- known values
+
+
+@pytest.mark.parametrize("n", [2, 7])
+def test_collapse_has_its_known_loss(n):
+    same = torch.ones(n, 5, dtype=torch.float64)
+    assert float(nt_xent_loss(same, same, 0.1).loss) == pytest.approx(math.log(2 * n - 1))
+    assert float(barlow_twins_loss(same, same).loss) == pytest.approx(5.0)
+    assert float(vicreg_loss(same, same).loss) == pytest.approx(25 * 0.99)
+    assert float(simsiam_loss(same, same, same, same)) == pytest.approx(-1.0)
+
+
+def test_the_collapsed_loss_of_a_method_is_that_of_one_point():
+    assert small("simclr").collapsed_loss() is None  # depends on the batch
+    for name in ("barlow-twins", "vicreg", "simsiam"):
+        method = small(name)
+        assert method.collapsed_loss() == pytest.approx(float(method.loss(one_point(name)).loss), rel=1e-5), name
+    scaled = small("barlow-twins", scale=0.1)
+    assert scaled.collapsed_loss() == pytest.approx(float(scaled.loss(one_point("barlow-twins")).loss), rel=1e-5)
+
+
+def one_point(name):
+    same = (torch.ones(6, 8), torch.ones(6, 8))
+    return Encoded(same, same if name == "simsiam" else ())
+
+
+def test_perfect_views():
+    """Each loss where its terms vanish: every image apart from the others and the same in both views."""
+    corners = torch.tensor([[1, 1], [1, -1], [-1, 1], [-1, -1]], dtype=torch.float64)  # uncorrelated, mean 0
+    assert float(barlow_twins_loss(corners, corners, 1.0).loss) == pytest.approx(0, abs=1e-9)
+    assert float(vicreg_loss(corners, corners).loss) == pytest.approx(0, abs=1e-12)
+    assert float(vicreg_loss(corners, corners + 2).loss) == pytest.approx(25 * 4)
+    assert float(simsiam_loss(corners, corners, 3 * corners, 2 * corners)) == pytest.approx(-1)
+    assert float(simsiam_loss(corners, corners, -corners, -corners)) == pytest.approx(1)
+    axes = torch.eye(4, dtype=torch.float64)
+    expected = math.log((math.exp(1 / 0.2) + 6) / math.exp(1 / 0.2))  # one positive, six negatives at right angles
+    assert float(nt_xent_loss(axes, 5 * axes, 0.2).loss) == pytest.approx(expected)
+
+
+def test_lengths_do_not_matter_where_they_should_not():
+    a, b, c, d = random(5, 4, count=4)
+    assert torch.allclose(nt_xent_loss(3 * a, b).loss, nt_xent_loss(a, 7 * b).loss)
+    assert torch.allclose(simsiam_loss(3 * a, b, c, d), simsiam_loss(a, b, 2 * c, d))
+    assert torch.allclose(barlow_twins_loss(100 * a + 3, 90 * b).loss, barlow_twins_loss(100 * a, 90 * b - 1).loss)
+
+
+@pytest.mark.parametrize("loss", [nt_xent_loss, barlow_twins_loss, vicreg_loss])
+def test_views_may_change_places(loss):
+    a, b = random(6, 4)
+    assert torch.allclose(loss(a, b).loss, loss(b, a).loss)
+
+
+@pytest.mark.parametrize("loss", [nt_xent_loss, barlow_twins_loss, vicreg_loss])
+def test_embeddings_that_do_not_fit_are_refused(loss):
+    for a, b in [((4, 3), (4, 2)), ((4, 3), (5, 3)), ((1, 3), (1, 3)), ((0, 3), (0, 3)), ((4,), (4,))]:
+        with pytest.raises(ValueError, match=r"embeddings|at least two"):
+            loss(torch.zeros(a), torch.zeros(b))
+    with pytest.raises(ValueError, match="temperature"):
+        nt_xent_loss(*random(3, 2), temperature=0.0)
+
+
+@pytest.mark.parametrize("loss", [nt_xent_loss, barlow_twins_loss, vicreg_loss])
+def test_half_precision_is_left_at_the_door(loss):
+    a, b = (z.to(torch.bfloat16) for z in random(16, 8))
+    with torch.autocast("cpu", torch.bfloat16):
+        terms = loss(a, b)
+    assert all(term.dtype == torch.float32 for term in terms)
+    assert torch.allclose(terms.loss.double(), loss(a.double(), b.double()).loss, rtol=1e-5)
+
+
+def test_simsiam_leaves_half_precision_at_the_door():
+    tensors = [z.to(torch.bfloat16) for z in random(16, 8, count=4)]
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = simsiam_loss(*tensors)
+    assert loss.dtype == torch.float32
+    assert torch.allclose(loss.double(), simsiam_loss(*(z.double() for z in tensors)), rtol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------- another implementation
+
+
+@pytest.mark.parametrize("shape", [(8, 6), (32, 16)])
+def test_lightly_agrees(shape):
+    try:
+        theirs = importlib.import_module("lightly.loss")
+    except ImportError:
+        pytest.skip("lightly is not installed")
+    a, b = random(*shape, seed=3)
+    for temperature in (0.1, 0.5):
+        expected = theirs.NTXentLoss(temperature)(a, b)
+        torch.testing.assert_close(nt_xent_loss(a, b, temperature).loss, expected, rtol=1e-10, atol=0)
+    expected = theirs.BarlowTwinsLoss(0.0051)(a.clone(), b.clone())
+    torch.testing.assert_close(barlow_twins_loss(a, b).loss, expected, rtol=1e-10, atol=0)
+    torch.testing.assert_close(vicreg_loss(a, b).loss, theirs.VICRegLoss()(a, b), rtol=1e-10, atol=0)
+
+
+# ------------------------------------------------------------------------------------------- methods
+
+
+def small(name: str, backbone: nn.Module | None = None, **settings):
+    torch.manual_seed(0)
+    return MODULES[name].build(MODULES[name].Config(hidden=8, dim=8, **settings), backbone or Tiny())
+
+
+def batch_of(n: int = 16, size: int = 16) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    image = torch.randn(n, 3, size, size, generator=generator)
+    views = tuple(image + 0.3 * torch.randn(n, 3, size, size, generator=generator) for _ in range(2))
+    return Batch(views, torch.arange(n))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_method_keeps_the_contract(name):
+    method = small(name)
+    assert isinstance(method, Method)
+    assert MODULES[name].Config().name == name
+    output = method(batch_of())
+    assert output.loss.ndim == 0
+    assert output.embedding.shape == (16, 8)
+    assert not output.embedding.requires_grad
+    if output.terms:
+        torch.testing.assert_close(sum(output.terms.values()), output.loss)
+    assert method.after_step(0.5) == {}
+    assert method.diagnostics() == {}
+    output.loss.backward()
+    for parameter_name, parameter in method.named_parameters():
+        assert parameter.grad is not None, parameter_name
+    trained_alone = method.encode(batch_of(), fixed=False)
+    assert len(trained_alone.trained) == 2
+    assert trained_alone.fixed == ()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_views_do_not_share_statistics(name):
+    """What view one becomes does not depend on view two."""
+    one, other = batch_of(), batch_of()
+    changed = Batch((other.views[0], 5 + 3 * other.views[1]), other.index)
+    first = small(name).encode(one)
+    second = small(name).encode(changed)
+    assert torch.equal(first.trained[0], second.trained[0])
+    assert not torch.equal(first.trained[1], second.trained[1])
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_jigsaws_are_refused_in_one_line(name):
+    views = (torch.zeros(4, 9, 3, 8, 8), torch.zeros(4, 3, 8, 8))
+    with pytest.raises(UserError, match="jigsaw"):
+        small(name)(Batch(views, torch.arange(4)))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_steps_on_fixed_images_lower_the_loss(name):
+    method = small(name, build_backbone(BackboneConfig(name="tico/resnet10-w4", zero_gamma=False), 16)).train()
+    optimizer = torch.optim.SGD(method.parameters(), lr=0.02 if name != "vicreg" else 0.002)
+    losses = []
+    for _ in range(2):
+        output = method(batch_of())
+        losses.append(float(output.loss.detach()))
+        optimizer.zero_grad()
+        output.loss.backward()
+        optimizer.step()
+    assert losses[1] < losses[0]
+
+
+def test_simsiams_gradient_stops():
+    tensors = [tensor.requires_grad_() for tensor in random(5, 4, count=4)]
+    simsiam_loss(*tensors).backward()
+    assert [tensor.grad is not None for tensor in tensors] == [True, True, False, False]
+    for prediction in tensors[:2]:
+        assert prediction.grad.abs().sum() > 0
+
+
+def test_simsiams_network_learns_through_the_predictor_alone():
+    """With a predictor that says the same of every image, nothing reaches the backbone, though z depends on it."""
+    method = small("simsiam")
+    with torch.no_grad():
+        method.predictor[-1].weight.zero_()
+        method.predictor[-1].bias.fill_(1.0)
+    method(batch_of()).loss.backward()
+    for module in (method.backbone, method.projector):
+        assert all(float(p.grad.abs().max()) == 0 for p in module.parameters())
+    assert method.predictor[-1].weight.grad.abs().sum() > 0
+
+
+def kinds(module: nn.Module) -> list[str]:
+    return [type(layer).__name__ for layer in module]
+
+
+def test_heads_are_the_papers():
+    with torch.device("meta"):
+        backbone = nn.Identity()
+        heads = {name: module.build(module.Config(), _wide(backbone)) for name, module in MODULES.items()}
+    shapes = {
+        name: [tuple(m.weight.shape) for m in method.projector if isinstance(m, nn.Linear)]
+        for name, method in heads.items()
+    }
+    assert shapes == {
+        "simclr": [(2048, 2048), (128, 2048)],
+        "barlow-twins": [(8192, 2048), (8192, 8192), (8192, 8192)],
+        "vicreg": [(8192, 2048), (8192, 8192), (8192, 8192)],
+        "simsiam": [(2048, 2048), (2048, 2048), (2048, 2048)],
+    }
+    block = ["Linear", "BatchNorm1d", "ReLU"]
+    assert kinds(heads["simclr"].projector) == [*block, "Linear", "BatchNorm1d"]
+    assert kinds(heads["barlow-twins"].projector) == [*block, *block, "Linear"]
+    assert kinds(heads["vicreg"].projector) == [*block, *block, "Linear"]
+    assert kinds(heads["simsiam"].projector) == [*block, *block, "Linear", "BatchNorm1d"]
+    assert kinds(heads["simsiam"].predictor) == [*block, "Linear"]
+    for method in heads.values():
+        assert all(m.bias is None for m in method.projector if isinstance(m, nn.Linear))
+    assert heads["simclr"].projector[-1].affine
+    assert not heads["simsiam"].projector[-1].affine
+    assert heads["simsiam"].predictor[-1].bias is not None
+    plain = simclr.SimCLR(backbone, 2048, simclr.Config(hidden=4, dim=4, batch_norm=False)).projector
+    assert kinds(plain) == ["Linear", "ReLU", "Linear"]
+    assert all(m.bias is not None for m in plain if isinstance(m, nn.Linear))
+
+
+def _wide(backbone: nn.Module) -> nn.Module:
+    backbone.width = 2048
+    return backbone
+
+
+def test_a_backbone_that_does_not_say_its_width():
+    with pytest.raises(ValueError, match="width"):
+        simclr.SimCLR(nn.Identity())
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_run_with_each_method(name, tmp_path, tiny):
+    run = pretrain("demo", out=tmp_path / "run", overrides=tiny | {"method": {"name": name, "hidden": 16, "dim": 8}})
+    records = run.metrics()
+    assert all(math.isfinite(record["loss"]) for record in records)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_run_in_parts(name, tmp_path, tiny):
+    changes = tiny | {"method": {"name": name, "hidden": 16, "dim": 8}, "training.parts": 2, "training.epochs": 1}
+    assert pretrain("demo", out=tmp_path / "run", overrides=changes).metrics()
+
+
+# ------------------------------------------------------------------------------------------- two processes
+
+
+GENTLE = {"vicreg": {"invariance_weight": 1.0, "variance_weight": 1.0, "covariance_weight": 0.04}}  # for long steps
+
+
+def exact(name: str):
+    return small(name, **GENTLE.get(name, {})).double().train()
+
+
+def share(rank: int, name: str):
+    method = share_statistics(exact(name))
+    parallel = nn.parallel.DistributedDataParallel(method, broadcast_buffers=False)
+    mine = slice(4 * rank, 4 * rank + 4)
+    result = one_step(parallel, tuple(view[mine] for view in the_views()))
+    method.eval()  # the running statistics in the result stay as they are
+    with torch.no_grad():
+        local = method(Batch(tuple(view[mine] for view in the_views()), torch.arange(4))).loss
+    return result | {"local": local, "mean": distributed.all_mean(local)}
+
+
+def share_simclr(rank):
+    return share(rank, "simclr")
+
+
+def share_barlow_twins(rank):
+    return share(rank, "barlow-twins")
+
+
+def share_vicreg(rank):
+    return share(rank, "vicreg")
+
+
+def share_simsiam(rank):
+    return share(rank, "simsiam")
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("simclr", share_simclr),
+        ("barlow-twins", share_barlow_twins),
+        ("vicreg", share_vicreg),
+        ("simsiam", share_simsiam),
+    ],
+)
+def test_two_processes_equal_one(tmp_path, name, function):
+    alone = one_step(exact(name), the_views())
+    for together in in_two_processes(function, tmp_path):
+        torch.testing.assert_close(together["loss"], alone["loss"], rtol=1e-11, atol=1e-12)
+        assert together["gradient"].keys() == alone["gradient"].keys()
+        for key, gradient in alone["gradient"].items():
+            torch.testing.assert_close(together["gradient"][key], gradient, rtol=1e-9, atol=1e-12, msg=key)
+        for key, value in alone["state"].items():
+            torch.testing.assert_close(together["state"][key], value, rtol=1e-9, atol=1e-12, msg=key)
+        if name != "simsiam":  # every process has the loss of all images
+            assert float(together["local"]) == pytest.approx(float(together["mean"]), rel=1e-12)
