@@ -26,17 +26,16 @@ DataOption = Annotated[
         "--data", help="A folder, a file of images or a list of paths, or a name; more than once for several."
     ),
 ]
+RecipeWords = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[RECIPE] [KEY=VALUE ...]", help="A packaged recipe or a YAML file, then changes to it."),
+]
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="Whatever --data takes.")]
 
 
 @app.command()
 def pretrain(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RECIPE] [KEY=VALUE ...]", help="A packaged recipe or a YAML file, then changes to it."
-        ),
-    ] = None,
+    words: RecipeWords = None,
     data: DataOption = None,
     out: Annotated[str | None, typer.Option(help="The run folder; by default runs/RECIPE.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run if it exists, begin it if not.")] = False,
@@ -117,12 +116,7 @@ def export(
 
 @app.command()
 def bench(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RECIPE] [KEY=VALUE ...]", help="A packaged recipe or a YAML file, then changes to it."
-        ),
-    ] = None,
+    words: RecipeWords = None,
     data: DataOption = None,
     against: Annotated[
         str | None, typer.Option(help="Also time another library on the same images and network: lightly.")

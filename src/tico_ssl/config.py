@@ -24,6 +24,9 @@ from tico_ssl.views.policy import ViewPolicy, named_policy
 Precision = Literal["auto", "fp32", "bf16", "fp64"]
 
 
+Execution = Literal["auto", "eager", "compiled", "captured", "compiled and captured"]
+
+
 class TrainingConfig(Section):
     """How long, in which portions, and how often to look."""
 
@@ -35,7 +38,7 @@ class TrainingConfig(Section):
     """Of everything random: weights, order, views."""
     precision: Precision = "auto"
     """auto: bf16 on GPUs that have it, else fp32."""
-    execution: Literal["auto", "eager", "compiled", "captured", "compiled and captured"] = "auto"
+    execution: Execution = "auto"
     """How steps are carried out: one operation after the other (eager), through torch.compile (which takes a minute or
     two), or recorded as a CUDA graph and replayed. auto: captured on one GPU, else eager."""
     recompute: bool = False

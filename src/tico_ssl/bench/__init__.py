@@ -12,7 +12,7 @@ from tico_ssl.bench.ceilings import Ceilings, measure_ceilings
 from tico_ssl.bench.rivals import RivalSpeed, require, time_lightly
 from tico_ssl.bench.roofline import Roofline, roofline, step_operations
 from tico_ssl.bench.stages import Speed, Subject, time_execution, time_loader, time_stages
-from tico_ssl.config import Recipe, load_recipe
+from tico_ssl.config import Execution, Recipe, load_recipe
 from tico_ssl.data import Source, as_source, open_training
 from tico_ssl.data.arrays import from_arrays
 from tico_ssl.data.sources import Given
@@ -20,7 +20,7 @@ from tico_ssl.device import choose_device, resolve_precision
 from tico_ssl.errors import UserError
 from tico_ssl.networks.backbones import SMALL_IMAGE
 from tico_ssl.run_folder import environment, write_atomically
-from tico_ssl.training.step import Execution, resolve_execution
+from tico_ssl.training.step import resolve_execution
 from tico_ssl.views.policy import shorter_side
 
 FEWEST_IMAGES = 1024  # that are drawn, so that a loader has something to choose from

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tico_ssl.bench.timing import time_calls, time_in_turn
-from tico_ssl.config import Recipe
+from tico_ssl.config import Execution, Recipe
 from tico_ssl.contracts import Batch, StepOutput
 from tico_ssl.data import Loader, Source
 from tico_ssl.data.loader import Portion
@@ -17,7 +17,7 @@ from tico_ssl.data.streaming import AHEAD, CHUNK, default_workers
 from tico_ssl.device import autocast
 from tico_ssl.optim import build_optimizer
 from tico_ssl.training.pretrain import build_method
-from tico_ssl.training.step import Execution, Step, as_input
+from tico_ssl.training.step import Step, as_input
 from tico_ssl.views import Views
 
 LR, PROGRESS = 1e-4, 0.5  # their values do not change what a step costs; a small rate keeps numbers finite

@@ -11,13 +11,14 @@ asks the device for a value; so a recorded step is the same step.
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tico_ssl import distributed
+from tico_ssl.config import Execution
 from tico_ssl.contracts import Batch, Encoded, StepOutput
 from tico_ssl.data.loader import Portion
 from tico_ssl.device import autocast
@@ -25,7 +26,6 @@ from tico_ssl.networks.batch_norm import kept_statistics
 from tico_ssl.optim import set_learning_rate
 from tico_ssl.views import Views
 
-Execution = Literal["auto", "eager", "compiled", "captured", "compiled and captured"]
 WARM_UP = 3  # steps before one is recorded, in which libraries choose algorithms and allocate workspaces
 
 
