@@ -1,9 +1,11 @@
 """A line chart with two logarithmic axes as SVG, without any library."""
 
 import math
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
+Place = Callable[[float, float], tuple[float, float]]  # of a point, in the picture
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by colour-blind people
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 420, 80, 200, 40, 60
 
@@ -46,7 +48,7 @@ def _share(value: float, limits: tuple[float, float]) -> float:
     return (math.log10(value) - limits[0]) / (limits[1] - limits[0])
 
 
-def _grid(x_range, y_range, place, marks) -> list[str]:  # noqa: ANN001
+def _grid(x_range: tuple[float, float], y_range: tuple[float, float], place: Place, marks: list[float]) -> list[str]:
     parts = []
     for exponent in range(math.ceil(y_range[0]), math.floor(y_range[1]) + 1):
         x, y = place(10 ** x_range[0], 10**exponent)
