@@ -50,17 +50,21 @@ def relative(actual: Tensor, expected: Tensor) -> float:
     side=st.integers(1, 9),
     adds=st.booleans(),
     relu=st.booleans(),
+    readers=st.sampled_from(["first", "second", "both"]),
     mean=st.sampled_from([0.0, 5.0, -300.0]),
 )
-def test_forward_backward_and_running_averages(seed, count, channels, side, adds, relu, mean):
-    """Also far from zero, where sums of squares lose their digits."""
+def test_forward_backward_and_running_averages(seed, count, channels, side, adds, relu, readers, mean):
+    """For one reader or two, and also far from zero, where sums of squares lose their digits."""
     x = activation(seed, count, channels, side, side + 1, mean=mean).requires_grad_()
     residual = activation(seed + 1, *x.shape).requires_grad_() if adds else None
     norm = norm_of(channels, seed)
     oracle = copy.deepcopy(norm).double()
-    y = fused.norm_act(norm, x, residual, relu)
+    y, again = fused.norm_act_twice(norm, x, residual, relu)
+    assert again.data_ptr() == y.data_ptr()
     gradient = activation(seed + 2, *y.shape)
-    y.backward(gradient)
+    read = {"first": [y], "second": [again], "both": [y, again]}[readers]
+    shares = [0.25, 0.75] if len(read) == 2 else [1.0]
+    torch.autograd.backward(read, [share * gradient for share in shares])
 
     x_, residual_ = (None if t is None else t.detach().double().requires_grad_() for t in (x, residual))
     expected = oracle(x_) if residual_ is None else oracle(x_) + residual_
@@ -79,6 +83,22 @@ def test_forward_backward_and_running_averages(seed, count, channels, side, adds
     assert norm.num_batches_tracked == 1
     if residual is not None:
         assert relative(residual.grad, residual_.grad) < tolerance
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([3, 64, 130]), st.booleans(), st.booleans())
+def test_running_averages_in_evaluation_mode(seed, channels, adds, relu):
+    norm = norm_of(channels, seed)
+    norm(activation(seed, 4, channels, 3, 3, mean=5.0))
+    norm.eval()
+    x = activation(seed + 1, 3, channels, 5, 4, mean=5.0)
+    residual = activation(seed + 2, *x.shape) if adds else None
+    with torch.no_grad():
+        y = fused.norm_act(norm, x, residual, relu)
+        expected = copy.deepcopy(norm).double()(x.double())
+        expected = expected if residual is None else expected + residual
+    assert relative(y, F.relu(expected) if relu else expected) < 1e-5
+    assert norm.num_batches_tracked == 1
 
 
 def test_half_precision_is_as_good_as_torchs():

@@ -354,6 +354,20 @@ def test_target_works_on_the_statistics_of_its_batch():
     assert (plain(batch()).loss - spoilt(batch()).loss).abs() > 1e-3
 
 
+def test_a_target_may_work_with_the_running_averages_of_the_online_network():
+    model = method(target_statistics="running", ema_start=0.5)
+    assert model.backbone.training and not model.target[0].norm.training
+    output = model(batch())
+    assert model.target[0].norm.num_batches_tracked == 0  # it does not count its own batches
+    output.loss.backward()
+    model.after_step(0.0)
+    for name, value in model.backbone.named_buffers():
+        assert torch.equal(value, model.target[0].get_buffer(name)), name
+    with torch.no_grad():
+        first, second = model.target(batch(1).views[1]), model.target(batch(1).views[1][:3])
+    torch.testing.assert_close(first[:3], second)  # an image's embedding does not depend on the others
+
+
 # State and diagnostics
 
 

@@ -27,8 +27,9 @@ from tico_ssl import distributed
 from tico_ssl.contracts import Batch, Encoded, StepOutput
 from tico_ssl.errors import UserError
 from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.overlap import aside, join
 from tico_ssl.networks.projector import projector
-from tico_ssl.networks.target import target_of, update_target
+from tico_ssl.networks.target import copy_statistics, target_of, update_target
 from tico_ssl.optim.schedules import cosine_ema_decay
 from tico_ssl.section import MethodConfig
 
@@ -179,6 +180,9 @@ class Config(MethodConfig):
     """Decay of the target encoder at the last step, reached along a cosine."""
     symmetric: bool = False
     """Also send view two through the online and view one through the target network: double cost, not the paper's."""
+    target_statistics: Literal["batch", "running"] = "batch"
+    """What the target's BatchNorm works with: its batch (the paper's), or the running averages of the online network,
+    which saves a pass over each of its activations and is another method."""
     view_order: Literal["fixed", "swapped", "alternate"] = "fixed"
     """Which view the online network sees: the first, the second, or each in turn from step to step."""
 
@@ -200,6 +204,13 @@ class TiCo(nn.Module):
         self.criterion = TiCoLoss(config.dim, config.rho, config.beta, config.detach, config.source, check_finite=False)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
+    def train(self, mode: bool = True) -> "TiCo":
+        """Training mode; a target that works with running averages stays out of it."""
+        super().train(mode)
+        if self.config.target_statistics == "running":
+            self.target.eval()
+        return self
+
     def embed(self, images: Tensor) -> Tensor:
         """Raw embeddings of the online network."""
         return self.projector(self.backbone(images))
@@ -212,10 +223,11 @@ class TiCo(nn.Module):
         """Embeddings of the online network and, if they are asked for, of the target. If symmetric, each view in a
         forward of its own: in one batch they would share BatchNorm statistics."""
         view_1, view_2 = self._ordered(*batch.views[:2])
-        online = [self.embed(view) for view in ((view_1, view_2) if self.config.symmetric else (view_1,))]
-        with torch.no_grad():
+        with torch.no_grad(), aside():
             other = (view_2, view_1) if self.config.symmetric else (view_2,)
             target = [self.target(view) for view in other] if fixed else []
+        online = [self.embed(view) for view in ((view_1, view_2) if self.config.symmetric else (view_1,))]
+        join()
         return Encoded(tuple(online), tuple(target))
 
     def loss(self, encoded: Encoded) -> StepOutput:
@@ -239,7 +251,10 @@ class TiCo(nn.Module):
     def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
         """Move the target towards the online network, by the schedule of its decay."""
         decay = cosine_ema_decay(progress, self.config.ema_start, self.config.ema_end)
-        update_target(self.target, nn.Sequential(self.backbone, self.projector), decay)
+        online = nn.Sequential(self.backbone, self.projector)
+        update_target(self.target, online, decay)
+        if self.config.target_statistics == "running":
+            copy_statistics(self.target, online)
         self.steps += 1
         return {"ema_decay": decay}
 

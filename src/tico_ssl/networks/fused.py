@@ -4,6 +4,8 @@ Only the forward functions of blocks are exchanged: parameters, their names and 
 block goes back to torch's modules where the kernels do not fit (evaluation, several processes, a CPU).
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,6 +18,10 @@ try:
     from tico_ssl.networks import fused_kernels
 except ImportError:  # Triton comes with torch on Linux only
     fused_kernels = None  # type: ignore[assignment]
+
+# A block's result, once for the next block's convolutions and once for its shortcut: two gradients come back, which are
+# added where they are used rather than in an operation of their own.
+Twice = tuple[Tensor, Tensor]
 
 DEVICES = ("cuda",)  # where the kernels run; tests add the CPU, for which Triton has an interpreter
 
@@ -30,11 +36,21 @@ def fuse(model: nn.Module) -> nn.Module:
 
 def norm_act(norm: nn.Module, x: Tensor, residual: Tensor | None = None, relu: bool = True) -> Tensor:
     """relu(norm(x) + residual)."""
+    return norm_act_twice(norm, x, residual, relu)[0]
+
+
+def norm_act_twice(norm: nn.Module, x: Tensor, residual: Tensor | None = None, relu: bool = True) -> Twice:
+    """The same for two readers."""
     if type(norm) is nn.BatchNorm2d and _suits(norm, x):
-        return fused_kernels.norm_act(norm, x, residual, relu)
+        if norm.training:
+            return fused_kernels.norm_act(norm, x, residual, relu)
+        if not torch.is_grad_enabled():
+            y = fused_kernels.running_norm_act(norm, x, residual, relu)
+            return y, y
     y = norm(x)
     y = y if residual is None else y + residual
-    return F.relu(y) if relu else y
+    y = F.relu(y) if relu else y
+    return y, y
 
 
 def max_pool(pool: nn.Module, x: Tensor) -> Tensor:
@@ -44,7 +60,7 @@ def max_pool(pool: nn.Module, x: Tensor) -> Tensor:
 
 
 def _suits(norm: nn.BatchNorm2d, x: Tensor) -> bool:
-    usual = norm.training and norm.affine and norm.track_running_stats and norm.momentum is not None
+    usual = norm.affine and norm.track_running_stats and norm.momentum is not None
     return usual and _lies_well(x) and x.dtype != torch.float64
 
 
@@ -61,21 +77,29 @@ def _shortcut(block: BasicBlock | Bottleneck, x: Tensor) -> Tensor:
     return norm_act(norm, x, relu=False)
 
 
+def _block(block: BasicBlock | Bottleneck, x: Tensor | Twice, *layers: tuple[nn.Module, nn.Module]) -> Any:
+    """Convolutions, each with its norm, and the shortcut. From a network that is not fused as a whole comes one tensor,
+    and goes one."""
+    out, other = x if isinstance(x, tuple) else (x, x)
+    *before, (last, norm) = layers
+    for convolution, norm_before in before:
+        out = norm_act(norm_before, convolution(out))
+    result = norm_act_twice(norm, last(out), _shortcut(block, other))
+    return result if isinstance(x, tuple) else result[0]
+
+
 class FusedBasicBlock(BasicBlock):
     """Two convolutions."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        out = norm_act(self.bn1, self.conv1(x))
-        return norm_act(self.bn2, self.conv2(out), _shortcut(self, x))
+    def forward(self, x: Tensor | Twice) -> Any:
+        return _block(self, x, (self.conv1, self.bn1), (self.conv2, self.bn2))
 
 
 class FusedBottleneck(Bottleneck):
     """Three convolutions."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        out = norm_act(self.bn1, self.conv1(x))
-        out = norm_act(self.bn2, self.conv2(out))
-        return norm_act(self.bn3, self.conv3(out), _shortcut(self, x))
+    def forward(self, x: Tensor | Twice) -> Any:
+        return _block(self, x, (self.conv1, self.bn1), (self.conv2, self.bn2), (self.conv3, self.bn3))
 
 
 def stem_convolution(conv: nn.Conv2d, images: Tensor) -> Tensor:
@@ -98,25 +122,30 @@ def _folded(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def _stem(network: ResNet | NarrowResNet, images: Tensor) -> Tensor:
-    return max_pool(network.maxpool, norm_act(network.bn1, stem_convolution(network.conv1, images)))
+def _blocks(network: ResNet | NarrowResNet, images: Tensor) -> Tensor:
+    """All but the pooling at the end."""
+    x = norm_act_twice(network.bn1, stem_convolution(network.conv1, images))
+    if not isinstance(network.maxpool, nn.Identity):
+        pooled = max_pool(network.maxpool, x[0])
+        x = pooled, pooled
+    for stage in (network.layer1, network.layer2, network.layer3, network.layer4):
+        x = stage(x)
+    return x[0]
 
 
 class FusedResNet(ResNet):
-    """torchvision's network with another stem."""
+    """torchvision's network with another stem and its blocks."""
 
     def _forward_impl(self, x: Tensor) -> Tensor:
-        x = self.layer4(self.layer3(self.layer2(self.layer1(_stem(self, x)))))
-        return self.fc(torch.flatten(self.avgpool(x), 1))
+        return self.fc(torch.flatten(self.avgpool(_blocks(self, x)), 1))
 
 
 class FusedNarrowResNet(NarrowResNet):
-    """This package's network with another stem."""
+    """This package's network with another stem and its blocks."""
 
     def forward(self, images: Tensor) -> Tensor:
         """Pooled features."""
-        x = self.layer4(self.layer3(self.layer2(self.layer1(_stem(self, images)))))
-        return self.avgpool(x).flatten(1)
+        return self.avgpool(_blocks(self, images)).flatten(1)
 
 
 class FusedStandardisedConv2d(StandardisedConv2d):

@@ -25,9 +25,28 @@ WAVES = 4  # programs for each multiprocessor that sum up: the fewest that keep 
 MANY_ROWS = 65536  # from which on wide tiles read faster. These numbers were measured on an H200.
 
 
-def norm_act(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
-    """relu(norm(x) + residual) of a BatchNorm in training."""
+def norm_act(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, relu: bool) -> tuple[Tensor, Tensor]:
+    """relu(norm(x) + residual) of a BatchNorm in training, for two readers whose gradients are added on the way."""
     return _NormAct.apply(x, norm.weight, norm.bias, residual, norm, relu)
+
+
+def running_norm_act(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
+    """relu(norm(x) + residual) of a BatchNorm in evaluation mode, without a gradient."""
+    channels = x.shape[1]
+    rows = x.numel() // channels
+    across = min(64, triton.next_power_of_2(channels))
+    blocks = triton.cdiv(channels, across)
+    statistics = torch.empty((4, channels), device=x.device, dtype=torch.float32)
+    _running_statistics[(blocks,)](
+        norm.weight, norm.bias, norm.running_mean, norm.running_var, statistics, channels, norm.eps, across
+    )
+    y = torch.empty_like(x)
+    other = x if residual is None else residual.to(x.dtype).contiguous(memory_format=torch.channels_last)
+    down = TILE // across
+    _transform[(triton.cdiv(rows, down), blocks)](
+        x, other, statistics, y, rows, channels, residual is not None, relu, down, across
+    )
+    return y
 
 
 def max_pool(x: Tensor) -> Tensor:
@@ -39,7 +58,8 @@ class _NormAct(torch.autograd.Function):
     @staticmethod
     def forward(
         context: Any, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, norm: nn.BatchNorm2d, relu: bool
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
+        context.set_materialize_grads(False)  # often there is one reader
         channels = x.shape[1]
         rows = x.numel() // channels
         y = torch.empty_like(x)
@@ -59,31 +79,37 @@ class _NormAct(torch.autograd.Function):
         _transform[(tiles, shape[0])](x, other, statistics, y, rows, channels, residual is not None, relu, *shape[1:])
         context.save_for_backward(x, weight, statistics, y if residual is not None and relu else x)
         context.settings = residual is not None, relu, bias.dtype
-        return y
+        return y, y.detach()
 
     @staticmethod
-    def backward(context: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(context: Any, dy: Tensor | None, other_dy: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight, statistics, y = context.saved_tensors
         has_residual, relu, bias_dtype = context.settings
-        dy = dy.contiguous(memory_format=torch.channels_last)
+        first, second = (None if d is None else d.contiguous(memory_format=torch.channels_last) for d in (dy, other_dy))
+        if first is None:
+            first, second = second, None
+        assert first is not None
         channels = x.shape[1]
         rows = x.numel() // channels
         # Whether ReLU let a value pass: seen from y where a residual was added, computed from x otherwise.
         gate = 0 if not relu else 2 if has_residual else 1
+        # z is stored if it is the residual's gradient, or a sum that would otherwise be formed twice.
+        keeps = gate == 2 or second is not None
+        z = torch.empty_like(x) if keeps else first
         partial, splits, shape = _plan(x, rows, channels)
-        _gradient_sums[(splits, shape[0])](dy, x, y, statistics, partial, rows, channels, splits, gate, *shape[1:])
+        _gradient_sums[(splits, shape[0])](
+            first, first if second is None else second, x, y, statistics, partial, z,
+            rows, channels, splits, gate, second is not None, keeps, *shape[1:],
+        )  # fmt: skip
         # d bias, d weight, and the two means of the formula above
         sums = torch.empty((4, channels), device=x.device, dtype=torch.float32)
         _finish_gradient_sums[(triton.cdiv(channels, FINISHED),)](
             partial, statistics, sums, rows, channels, splits, FINISHED
         )
         dx = torch.empty_like(x)
-        d_residual = torch.empty_like(x) if has_residual and relu else dx
         tiles = triton.cdiv(rows, shape[1])
-        _gradient[(tiles, shape[0])](dy, x, y, statistics, sums, dx, d_residual, rows, channels, gate, *shape[1:])
-        if has_residual and not relu:
-            d_residual = dy
-        return dx, sums[1].to(weight.dtype), sums[0].to(bias_dtype), d_residual if has_residual else None, None, None
+        _gradient[(tiles, shape[0])](z, x, statistics, sums, dx, rows, channels, gate == 1 and not keeps, *shape[1:])
+        return dx, sums[1].to(weight.dtype), sums[0].to(bias_dtype), z if has_residual else None, None, None
 
 
 def _plan(x: Tensor, rows: int, channels: int, across: int = 64) -> tuple[Tensor, int, tuple[int, int, int]]:
@@ -172,6 +198,18 @@ def _finish_sums(
 
 
 @triton.jit
+def _running_statistics(weight, bias, running_mean, running_variance, statistics, channels, eps, across: tl.constexpr):
+    """What the transform needs, from running averages."""
+    channel = tl.program_id(0) * across + tl.arange(0, across)
+    known = channel < channels
+    variance = tl.load(running_variance + channel, known, 1.0)
+    scale = tl.load(weight + channel, known, 0.0).to(tl.float32) / tl.sqrt(variance + eps)
+    offset = tl.load(bias + channel, known, 0.0).to(tl.float32) - tl.load(running_mean + channel, known, 0.0) * scale
+    tl.store(statistics + 2 * channels + channel, scale, known)
+    tl.store(statistics + 3 * channels + channel, offset, known)
+
+
+@triton.jit
 def _transform(
     x, residual, statistics, y, rows, channels,
     adds: tl.constexpr, relu: tl.constexpr, down: tl.constexpr, across: tl.constexpr,
@@ -189,20 +227,9 @@ def _transform(
 
 
 @triton.jit
-def _passed(dy, value, y, at, exists, scale, offset, gate: tl.constexpr):
-    """The gradient before ReLU."""
-    z = tl.load(dy + at, exists, 0.0).to(tl.float32)
-    if gate == 1:
-        z = tl.where(value * scale + offset > 0, z, 0.0)
-    if gate == 2:
-        z = tl.where(tl.load(y + at, exists, 0.0).to(tl.float32) > 0, z, 0.0)
-    return z
-
-
-@triton.jit
 def _gradient_sums(
-    dy, x, y, statistics, partial, rows, channels, splits,
-    gate: tl.constexpr, down: tl.constexpr, across: tl.constexpr,
+    dy, other_dy, x, y, statistics, partial, kept, rows, channels, splits,
+    gate: tl.constexpr, adds: tl.constexpr, keeps: tl.constexpr, down: tl.constexpr, across: tl.constexpr,
 ):  # fmt: skip
     """Sums of z and of z (x - mean) over every splits-th tile."""
     split = tl.program_id(0)
@@ -215,7 +242,15 @@ def _gradient_sums(
     for number in range(split, tl.cdiv(rows, down), splits):
         at, exists = _tile(number, channel, known, rows, channels, down)
         value = tl.load(x + at, exists, 0.0).to(tl.float32)
-        z = _passed(dy, value, y, at, exists, scale, offset, gate)
+        z = tl.load(dy + at, exists, 0.0).to(tl.float32)
+        if adds:
+            z += tl.load(other_dy + at, exists, 0.0).to(tl.float32)
+        if gate == 1:
+            z = tl.where(value * scale + offset > 0, z, 0.0)
+        if gate == 2:
+            z = tl.where(tl.load(y + at, exists, 0.0).to(tl.float32) > 0, z, 0.0)
+        if keeps:
+            tl.store(kept + at, z, exists)
         total += z
         products += z * (value - mean)
     out = partial + split * 2 * channels + channel
@@ -237,22 +272,21 @@ def _finish_gradient_sums(partial, statistics, sums, rows, channels, splits, acr
 
 @triton.jit
 def _gradient(
-    dy, x, y, statistics, sums, dx, d_residual, rows, channels,
-    gate: tl.constexpr, down: tl.constexpr, across: tl.constexpr,
-):  # fmt: skip
+    dz, x, statistics, sums, dx, rows, channels, gates: tl.constexpr, down: tl.constexpr, across: tl.constexpr
+):
     channel, known = _channels(channels, across)
     at, exists = _tile(tl.program_id(0), channel, known, rows, channels, down)
     mean = tl.load(statistics + channel, known, 0.0)[None, :]
     inverse = tl.load(statistics + channels + channel, known, 0.0)[None, :]
     scale = tl.load(statistics + 2 * channels + channel, known, 0.0)[None, :]
-    offset = tl.load(statistics + 3 * channels + channel, known, 0.0)[None, :]
     mean_z = tl.load(sums + 2 * channels + channel, known, 0.0)[None, :]
     mean_product = tl.load(sums + 3 * channels + channel, known, 0.0)[None, :]
     value = tl.load(x + at, exists, 0.0).to(tl.float32)
-    z = _passed(dy, value, y, at, exists, scale, offset, gate)
+    z = tl.load(dz + at, exists, 0.0).to(tl.float32)
+    if gates:
+        offset = tl.load(statistics + 3 * channels + channel, known, 0.0)[None, :]
+        z = tl.where(value * scale + offset > 0, z, 0.0)
     tl.store(dx + at, scale * (z - mean_z - (value - mean) * inverse * mean_product), exists)
-    if gate == 2:
-        tl.store(d_residual + at, z, exists)
 
 
 class _MaxPool(torch.autograd.Function):

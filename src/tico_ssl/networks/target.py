@@ -25,3 +25,10 @@ def update_target(target: nn.Module, online: nn.Module, decay: float | Tensor) -
         torch._foreach_add_(followers, list(torch._foreach_mul(leaders, 1 - decay)))
     else:
         torch._foreach_lerp_(followers, leaders, 1 - decay)
+
+
+@torch.no_grad()
+def copy_statistics(target: nn.Module, online: nn.Module) -> None:
+    """The running averages of the online network's BatchNorm, for a target that works in evaluation mode."""
+    for mine, theirs in zip(target.buffers(), online.buffers(), strict=True):
+        mine.copy_(theirs)

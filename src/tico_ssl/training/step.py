@@ -23,6 +23,7 @@ from tico_ssl.contracts import Batch, Encoded, StepOutput
 from tico_ssl.data.loader import Portion
 from tico_ssl.device import autocast
 from tico_ssl.networks.batch_norm import kept_statistics
+from tico_ssl.networks.overlap import overlapping
 from tico_ssl.optim import set_learning_rate
 from tico_ssl.views import Views
 
@@ -162,7 +163,7 @@ class _Captured:
     def __init__(self, step: Callable[[Portion], Outcome]) -> None:
         self.step, self.calls = step, 0
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.stream = torch.cuda.Stream()
+        self.stream, self.side = torch.cuda.Stream(), torch.cuda.Stream()
 
     def __call__(self, portion: Portion) -> Outcome:
         self.calls += 1
@@ -178,7 +179,7 @@ class _Captured:
     def _beside(self, portion: Portion) -> Outcome:
         """On a stream of its own, where work must be done once before it can be recorded."""
         self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream), overlapping(self.side):
             outcome = self.step(portion)
         torch.cuda.current_stream().wait_stream(self.stream)
         return outcome
@@ -187,7 +188,7 @@ class _Captured:
         self.inputs = _copied(portion)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, stream=self.stream):
+            with torch.cuda.graph(graph, stream=self.stream), overlapping(self.side):
                 self.outcome = self.step(self.inputs)
         except Exception as error:  # a method that asks the device for a value, or a library that does
             warnings.warn(f"the step is not captured: {_reason(error)}", stacklevel=2)
