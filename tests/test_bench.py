@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
-from tico_ssl.bench import Report, _executions, _random_images, bench, rivals
+from tico_ssl.bench import Report, _executions, random_images, bench, rivals
 from tico_ssl.bench.ceilings import Ceilings, measure_ceilings
 from tico_ssl.bench.roofline import Operation, operations_of, roofline, step_operations
 from tico_ssl.bench.timing import time_calls, time_in_turn
@@ -195,10 +195,10 @@ def test_files_as_images(small, folder_of_images):
     assert "random" not in report.images
 
 
-def test_random_images_are_larger_than_large_views(tiny):
+def testrandom_images_are_larger_than_large_views(tiny):
     for size, side in ((16, 16), (64, 64), (112, 128), (224, 256)):
         recipe = load_recipe("demo", tiny | {"data.image_size": size, "training.batch_size": 2})
-        assert _random_images(recipe).take(torch.arange(1)).shape == (1, 3, side, side)
+        assert random_images(recipe).take(torch.arange(1)).shape == (1, 3, side, side)
 
 
 def test_executions_of_a_device():

@@ -1,14 +1,14 @@
 """SimCLR, Barlow Twins, VICReg and SimSiam: their losses against naive sums, and what training does with them."""
 
-import importlib
 import math
 
 import pytest
 import torch
 from torch import nn
 
-from test_distributed import Tiny, in_two_processes, one_step, the_views
+from test_distributed import Tiny, in_two_processes, the_views
 from tico_ssl import distributed
+from tico_ssl.config import load_recipe
 from tico_ssl.contracts import Batch, Encoded, Method
 from tico_ssl.errors import UserError
 from tico_ssl.methods import barlow_twins, simclr, simsiam, vicreg
@@ -211,24 +211,6 @@ def test_simsiam_leaves_half_precision_at_the_door():
     assert torch.allclose(loss.double(), simsiam_loss(*(z.double() for z in tensors)), rtol=1e-5)
 
 
-# ------------------------------------------------------------------------------------------- another implementation
-
-
-@pytest.mark.parametrize("shape", [(8, 6), (32, 16)])
-def test_lightly_agrees(shape):
-    try:
-        theirs = importlib.import_module("lightly.loss")
-    except ImportError:
-        pytest.skip("lightly is not installed")
-    a, b = random(*shape, seed=3)
-    for temperature in (0.1, 0.5):
-        expected = theirs.NTXentLoss(temperature)(a, b)
-        torch.testing.assert_close(nt_xent_loss(a, b, temperature).loss, expected, rtol=1e-10, atol=0)
-    expected = theirs.BarlowTwinsLoss(0.0051)(a.clone(), b.clone())
-    torch.testing.assert_close(barlow_twins_loss(a, b).loss, expected, rtol=1e-10, atol=0)
-    torch.testing.assert_close(vicreg_loss(a, b).loss, theirs.VICRegLoss()(a, b), rtol=1e-10, atol=0)
-
-
 # ------------------------------------------------------------------------------------------- methods
 
 
@@ -356,6 +338,31 @@ def _wide(backbone: nn.Module) -> nn.Module:
     return backbone
 
 
+@pytest.mark.parametrize(
+    ("name", "optimizer", "peak", "end", "decay", "batch", "epochs"),
+    [
+        ("simclr", "lars", 4.8, 0, 1e-6, 4096, 1000),
+        ("moco", "sgd", 0.03, 0, 1e-4, 256, 200),
+        ("moco_v2", "sgd", 0.03, 0, 1e-4, 256, 800),
+        ("pirl", "sgd", 0.12, 1.2e-4, 1e-4, 1024, 800),
+        ("simsiam", "sgd", 0.05, 0, 1e-4, 256, 800),
+        ("swav", "lars", 4.8, 0.0048, 1e-6, 4096, 800),
+        ("barlow_twins", "lars", 1.6, 0.0016, 1e-6, 2048, 1000),
+        ("byol", "lars", 3.2, 0, 1.5e-6, 4096, 1000),
+        ("vicreg", "lars", 1.6, 0.0016, 1e-6, 2048, 1000),
+        ("tico", "lars", 3.2, 0.032, 1.5e-6, 4096, 1000),
+    ],
+)
+def test_runs_are_the_publications(name, optimizer, peak, end, decay, batch, epochs):
+    recipe = load_recipe(f"imagenet/{name}")
+    rate = recipe.optimizer.lr * recipe.training.batch_size / 256
+    assert recipe.optimizer.scale_lr
+    assert (recipe.optimizer.name, recipe.optimizer.weight_decay) == (optimizer, decay)
+    assert (rate, rate * recipe.optimizer.end_lr_ratio) == pytest.approx((peak, end))
+    assert (recipe.training.batch_size, recipe.training.epochs) == (batch, epochs)
+    assert (recipe.backbone.name, recipe.data.image_size) == ("torchvision/resnet50", 224)
+
+
 def test_a_backbone_that_does_not_say_its_width():
     with pytest.raises(ValueError, match="width"):
         simclr.SimCLR(nn.Identity())
@@ -377,58 +384,22 @@ def test_a_run_in_parts(name, tmp_path, tiny):
 # ------------------------------------------------------------------------------------------- two processes
 
 
-GENTLE = {"vicreg": {"invariance_weight": 1.0, "variance_weight": 1.0, "covariance_weight": 0.04}}  # for long steps
-
-
-def exact(name: str):
-    return small(name, **GENTLE.get(name, {})).double().train()
-
-
-def share(rank: int, name: str):
-    method = share_statistics(exact(name))
-    parallel = nn.parallel.DistributedDataParallel(method, broadcast_buffers=False)
-    mine = slice(4 * rank, 4 * rank + 4)
-    result = one_step(parallel, tuple(view[mine] for view in the_views()))
-    method.eval()  # the running statistics in the result stay as they are
-    with torch.no_grad():
-        local = method(Batch(tuple(view[mine] for view in the_views()), torch.arange(4))).loss
-    return result | {"local": local, "mean": distributed.all_mean(local)}
-
-
-def share_simclr(rank):
-    return share(rank, "simclr")
-
-
-def share_barlow_twins(rank):
-    return share(rank, "barlow-twins")
-
-
-def share_vicreg(rank):
-    return share(rank, "vicreg")
-
-
-def share_simsiam(rank):
-    return share(rank, "simsiam")
+def share(rank: int):
+    """Of each method, the loss of this process's half and the mean over both processes."""
+    losses = {}
+    for name in MODULES:
+        method = share_statistics(small(name).double().train())
+        local = method(Batch(tuple(view[4 * rank : 4 * rank + 4] for view in the_views()), torch.arange(4))).loss
+        losses[name] = local.detach(), distributed.all_mean(local.detach())
+    return losses
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
-@pytest.mark.parametrize(
-    ("name", "function"),
-    [
-        ("simclr", share_simclr),
-        ("barlow-twins", share_barlow_twins),
-        ("vicreg", share_vicreg),
-        ("simsiam", share_simsiam),
-    ],
-)
-def test_two_processes_equal_one(tmp_path, name, function):
-    alone = one_step(exact(name), the_views())
-    for together in in_two_processes(function, tmp_path):
-        torch.testing.assert_close(together["loss"], alone["loss"], rtol=1e-11, atol=1e-12)
-        assert together["gradient"].keys() == alone["gradient"].keys()
-        for key, gradient in alone["gradient"].items():
-            torch.testing.assert_close(together["gradient"][key], gradient, rtol=1e-9, atol=1e-12, msg=key)
-        for key, value in alone["state"].items():
-            torch.testing.assert_close(together["state"][key], value, rtol=1e-9, atol=1e-12, msg=key)
-        if name != "simsiam":  # every process has the loss of all images
-            assert float(together["local"]) == pytest.approx(float(together["mean"]), rel=1e-12)
+def test_every_process_has_the_loss_of_all_images(tmp_path):
+    """But SimSiam, whose loss is a mean over images: there the mean over processes is that of all."""
+    for losses in in_two_processes(share, tmp_path):
+        for name, (local, mean) in losses.items():
+            alone = small(name).double().train()(Batch(the_views(), torch.arange(8))).loss
+            torch.testing.assert_close(mean, alone.detach(), rtol=1e-11, atol=1e-12)
+            if name != "simsiam":
+                torch.testing.assert_close(local, mean, rtol=1e-12, atol=0)

@@ -1,22 +1,17 @@
-"""Supervised training, SwAV and PIRL: losses against naive loops, gradients, state, steps, two processes."""
+"""Supervised training, SwAV and PIRL: losses against naive loops, gradients, state, steps."""
 
 import copy
 import math
-import os
-import socket
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import nn
 
-from tico_ssl import distributed
 from tico_ssl.config import load_recipe
 from tico_ssl.contracts import Batch, Encoded, Method
 from tico_ssl.errors import UserError
 from tico_ssl.methods import pirl, supervised, swav
 from tico_ssl.networks.backbones import BackboneConfig, build_backbone
-from tico_ssl.networks.batch_norm import share_statistics
 
 N = 8
 
@@ -248,7 +243,7 @@ def trained(method, batch, steps, lr=0.05):
         output.loss.backward()
         optimizer.step()
         assert all(isinstance(float(value), float) for value in method.after_step(step / steps).values())
-        losses.append(float(output.loss))
+        losses.append(float(output.loss.detach()))
     return losses
 
 
@@ -339,6 +334,19 @@ def test_supervised_needs_labels():
         method(Batch(batch.views, batch.index, torch.zeros(N, 4)))
 
 
+def test_supervised_looks_at_all_labels_before_it_begins():
+    config = supervised.Config(classes=4)
+    config.check_data(N, torch.arange(N) % 4)
+    for labels, message in (
+        (None, "needs labels"),
+        (torch.zeros(N, 4), "one label for each image"),
+        (torch.arange(5), r"labels run from 0 to 4, and method\.classes 4 is for 0 to 3"),
+        (torch.tensor([-1, 3]), "labels run from -1 to 3"),
+    ):
+        with pytest.raises(UserError, match=message):
+            config.check_data(N, labels)
+
+
 def test_supervised_counts_what_is_right():
     logits = torch.eye(4)
     output = built("supervised").loss(Encoded((logits,), (torch.tensor([0, 1, 2, 0]),)))
@@ -391,6 +399,30 @@ def test_swav_queue_holds_the_newest_and_counts_when_full_and_due():
     assert torch.equal(method.queue, queue)
 
 
+def test_swav_counts_the_prototypes_that_are_nearest():
+    """exp(entropy) of their shares: one if one takes all images, all if they share them, and between by formula."""
+    method = built("swav")
+    nearest = lambda *places: nn.functional.one_hot(torch.tensor(places), 6).double()  # noqa: E731
+    assert float(method._used(nearest(2, 2, 2, 2))) == pytest.approx(1, abs=1e-12)
+    assert float(method._used(nearest(0, 1, 2, 3, 4, 5))) == pytest.approx(6, abs=1e-12)
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    assert float(method._used(nearest(0, 0, 0, 5))) == pytest.approx(math.exp(entropy), abs=1e-12)
+    assert method(batch_for("swav")).terms["prototypes_used"] <= 6
+
+
+def test_swav_tells_whether_prototypes_have_become_one():
+    method = built("swav-queue")
+    pairs = [float(a @ b) for i, a in enumerate(method.prototypes) for j, b in enumerate(method.prototypes) if i != j]
+    found = method.diagnostics()
+    assert float(found["prototype_cosine"]) == pytest.approx(sum(pairs) / len(pairs), abs=1e-6)  # made in float32
+    assert float(found["queue_filled"]) == 0
+    method(batch_for("swav"))
+    assert float(method.diagnostics()["queue_filled"]) == 0.5
+    with torch.no_grad():
+        method.prototypes.copy_(method.prototypes[:1].expand(6, 8))
+    assert float(method.diagnostics()["prototype_cosine"]) == pytest.approx(1, abs=1e-6)
+
+
 def test_swav_queue_shorter_than_a_batch_is_one_line():
     with pytest.raises(UserError, match=r"method\.queue 16 is shorter than a batch of 17"):
         built("swav-queue")(batch_for("swav", n=17))
@@ -416,6 +448,18 @@ def test_pirl_memory_follows_the_images_of_a_step():
     torch.testing.assert_close(method.bank, expected)
 
 
+def test_pirl_tells_which_memories_were_written_and_whether_they_are_alike():
+    method, batch = built("pirl"), batch_for("pirl")
+    assert [float(value) for value in method.diagnostics().values()] == [0, 0]
+    method(batch)
+    method.after_step(0.0)
+    found = method.diagnostics()
+    assert float(found["memory_visited"]) == pytest.approx(N / 40)
+    written = method.bank[batch.index]
+    pairs = [float(a @ b) for i, a in enumerate(written) for j, b in enumerate(written) if i != j]
+    assert float(found["memory_cosine"]) == pytest.approx(sum(pairs) / len(pairs), abs=1e-9)
+
+
 def test_pirl_is_the_naive_loss_of_its_networks():
     method, batch = built("pirl").eval(), batch_for("pirl")
     torch.manual_seed(5)
@@ -433,8 +477,9 @@ def test_pirl_is_the_naive_loss_of_its_networks():
 
 def test_pirl_says_what_does_not_fit():
     method, batch = built("pirl"), batch_for("pirl")
-    with pytest.raises(UserError, match=r"method\.images is 40, and there is an image number 40"):
-        method(Batch(batch.views, torch.full((N,), 40)))
+    method.config.check_data(40, None)
+    with pytest.raises(UserError, match=r"is for 40 images, there are 41: method\.images=41"):
+        method.config.check_data(41, None)
     with pytest.raises(UserError, match="jigsaw of 9 pieces"):
         method(Batch((batch.views[0], batch.views[0]), batch.index))
     with pytest.raises(UserError, match="jigsaw of 9 pieces"):
@@ -456,57 +501,3 @@ def test_the_papers_values():
     recipe = load_recipe("cifar10/swav")
     assert (recipe.optimizer.lr, recipe.method.queue, recipe.method.queue_start) == (0.6, 3840, 0.05)
     assert [load_recipe(f"{data}/supervised").method.classes for data in ("imagenet", "cifar10")] == [1000, 10]
-
-
-# ---------------------------------------------------------------------------------------------------- processes
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
-def _worker(rank, name, port, folder):
-    torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    try:
-        method = share_statistics(built(name))
-        parallel = nn.parallel.DistributedDataParallel(method, broadcast_buffers=False)
-        whole, mine = batch_for(name), slice(N // 2 * rank, N // 2 * (rank + 1))
-        batch = Batch(tuple(view[mine] for view in whole.views), whole.index[mine], whole.label[mine])
-        torch.save(descended(parallel, batch), f"{folder}/{rank}.pt")
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def descended(model, batch, steps=4):
-    """A few steps of plain gradient descent; everything that should agree."""
-    core, history = getattr(model, "module", model), []
-    for _ in range(steps):
-        torch.manual_seed(5)  # the same negatives in all processes
-        output = model(batch)
-        for parameter in core.parameters():
-            parameter.grad = None
-        output.loss.backward()
-        with torch.no_grad():
-            for parameter in core.parameters():
-                parameter -= 0.1 * parameter.grad
-        core.after_step(0.3)
-        history.append(distributed.all_mean(output.loss.detach()))
-    gradients = {key: parameter.grad for key, parameter in core.named_parameters()}
-    return {"loss": torch.stack(history), "gradient": gradients, "state": core.state_dict()}
-
-
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
-@pytest.mark.parametrize("name", SETTINGS)
-def test_two_processes_equal_one(tmp_path, name):
-    alone = descended(built(name), batch_for(name))
-    mp.spawn(_worker, args=(name, free_port(), str(tmp_path)), nprocs=2)
-    for rank in (0, 1):
-        together = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        torch.testing.assert_close(together["loss"], alone["loss"], rtol=1e-11, atol=1e-12)
-        for part in ("gradient", "state"):
-            for key, value in alone[part].items():
-                torch.testing.assert_close(together[part][key], value, rtol=1e-9, atol=1e-12, msg=key)

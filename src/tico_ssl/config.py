@@ -55,6 +55,8 @@ class TrainingConfig(Section):
     """Epochs between two kNN evaluations, if the data have labels; 0: never."""
     knn_images: Annotated[int, Field(ge=100)] = 10_000
     """Training images that this quick kNN compares with."""
+    linear_probe: bool = False
+    """Also fit a linear classifier to the same features whenever kNN is measured; training is not touched by it."""
     checkpoint_every_epochs: Annotated[int, Field(ge=1)] = 1
     """Epochs between two checkpoints; the last epoch always writes one."""
     checkpoint_seconds: Annotated[float, Field(ge=0)] = 30.0
@@ -121,7 +123,8 @@ def load_recipe(source: str | Path | Mapping[str, Any], overrides: Mapping[str, 
 def packaged_recipes() -> list[str]:
     """The names of the recipes that come with the package."""
     root = Path(str(resources.files("tico_ssl") / "recipes"))
-    return sorted(str(path.relative_to(root).with_suffix("").as_posix()) for path in root.rglob("*.yaml"))
+    names = (path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml"))
+    return sorted(name for name in names if not name.startswith("studies/"))
 
 
 def parse_override(text: str) -> tuple[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tico_ssl.bench.ceilings import Ceilings, measure_ceilings
+from tico_ssl.bench.methods import MethodCost, time_methods
 from tico_ssl.bench.rivals import RivalSpeed, require, time_lightly
 from tico_ssl.bench.roofline import Roofline, roofline, step_operations
 from tico_ssl.bench.stages import Speed, Subject, time_execution, time_loader, time_stages
@@ -45,6 +46,8 @@ class Report:
     against: dict[str, list[RivalSpeed]]
     command: str
     machine: dict[str, Any] = field(repr=False)
+    methods: list[MethodCost] = field(default_factory=list)
+    methods_left_out: dict[str, str] = field(default_factory=dict)
 
     def as_json(self) -> str:
         """One JSON object."""
@@ -59,8 +62,12 @@ def bench(
     seconds: float = 2.0,
     compiled: bool = False,
     out: str | Path | None = None,
+    methods: bool = False,
 ) -> Report:
-    """Measure a recipe on this machine: on random images, or on `data`; every measurement for so many seconds."""
+    """Measure a recipe on this machine: on random images, or on `data`; every measurement for so many seconds.
+
+    With `methods`, also a step of every method in the recipe's setting.
+    """
     device = choose_device()
     name = recipe if recipe is not None else ("cifar10/tico" if device.type == "cuda" else "demo")
     changes = dict(overrides or {}) | ({} if data is None else {"data.source": as_source(data)})
@@ -70,7 +77,7 @@ def bench(
     if out is not None and not Path(out).expanduser().resolve().parent.is_dir():
         raise UserError(f"--out {out}: there is no such folder")
     try:
-        report = _measure(loaded, str(name), data is not None, device, against, seconds, compiled)
+        report = _measure(loaded, str(name), data is not None, device, against, seconds, compiled, methods)
     except torch.OutOfMemoryError as error:
         batch = loaded.training.batch_size
         raise UserError(f"{batch} images do not fit the memory of this GPU: lower training.batch_size") from error
@@ -87,12 +94,14 @@ def _measure(
     against: str | None,
     seconds: float,
     compiled: bool,
+    methods: bool,
 ) -> Report:
     precision = resolve_precision(recipe.training.precision, device)
-    subject = Subject.of(recipe, device, precision, _open(recipe) if own_data else _random_images(recipe))
+    subject = Subject.of(recipe, device, precision, _open(recipe) if own_data else random_images(recipe))
     ceilings = measure_ceilings(device, precision, seconds)
     machine = environment()
     cpu = f"{machine['processor']}, {torch.get_num_threads()} threads"
+    costs, left_out = time_methods(subject, seconds / 2) if methods else ([], {})
     return Report(
         device=machine["gpu"] if device.type == "cuda" else cpu,
         recipe=name,
@@ -109,6 +118,8 @@ def _measure(
         against={} if against is None else {against: time_lightly(subject, seconds)},
         command=machine.pop("command"),
         machine=machine,
+        methods=costs,
+        methods_left_out=left_out,
     )
 
 
@@ -124,7 +135,7 @@ def _open(recipe: Recipe[Any]) -> Source:
     return open_training(recipe.data, recipe.backbone.channels, shorter)
 
 
-def _random_images(recipe: Recipe[Any]) -> Source:
+def random_images(recipe: Recipe[Any]) -> Source:
     """As large as images are that such views are cut from: 256 pixels for 224, but small ones as they are."""
     size = recipe.data.image_size
     side = size if size <= SMALL_IMAGE else round(size * 256 / 224)

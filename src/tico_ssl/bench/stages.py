@@ -1,5 +1,6 @@
 """Where the time of a training step goes, and how fast whole steps are in each way of carrying them out."""
 
+import gc
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -43,7 +44,7 @@ class Subject:
         data, settings = recipe.data, recipe.training
         views = Views(recipe.views, data.image_size, data.mean, data.std, precision)
         workers = settings.workers or default_workers()
-        loader = Loader(source, views, settings.batch_size, settings.seed, device, workers)
+        loader = Loader(source, views, settings.batch_size, settings.seed, device, workers, resident=data.on_gpu)
         return cls(recipe, device, precision, source, views, loader, next(loader.iterate(0, 1)), workers)
 
     @property
@@ -121,17 +122,23 @@ def time_stages(subject: Subject, seconds: float) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of a step: on ready views, with the views, and with the loader that training has."""
+    """Seconds of a step: on ready views, with the views, and with the loader that training has. And the most memory of
+    a GPU that was taken meanwhile, images that lie there included."""
 
     execution: str
     network_seconds: float
     step_seconds: float
     training_seconds: float
+    peak_bytes: int | None = None
 
 
 def time_execution(subject: Subject, execution: Execution, seconds: float) -> Speed:
     """Whole steps as training makes them."""
+    gc.collect()
     torch.cuda.empty_cache()  # a graph has memory of its own and cannot take what was kept for others
+    on_gpu = subject.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
     recipe, device, portion = subject.by(execution), subject.device, subject.portion
     method = build_method(recipe, device, subject.precision)
     optimizer = build_optimizer(method, recipe.optimizer)
@@ -143,20 +150,24 @@ def time_execution(subject: Subject, execution: Execution, seconds: float) -> Sp
 
     step = step_with(ReadyViews(recipe.views, data.image_size, data.mean, data.std))
     network = time_calls(lambda: step(ready, LR, PROGRESS), seconds, device)
+    del step  # with its graph, for which there is no room twice when a batch is large
+    gc.collect()
+    torch.cuda.empty_cache()
     step = step_with(subject.views)
     whole = time_calls(lambda: step(portion, LR, PROGRESS), seconds, device)
     portions = subject.portions()
-    training = time_calls(lambda: step(next(portions), LR, PROGRESS), seconds, device, **_in_full_flow(subject))
-    return Speed(execution, statistics.median(network), statistics.median(whole), statistics.fmean(training))
+    training = time_calls(lambda: step(next(portions), LR, PROGRESS), seconds, device, **in_full_flow(subject))
+    peak = torch.cuda.max_memory_allocated() if on_gpu else None
+    return Speed(execution, statistics.median(network), statistics.median(whole), statistics.fmean(training), peak)
 
 
 def time_loader(subject: Subject, seconds: float) -> float:
     """Mean seconds until the loader has handed over a batch."""
     portions = subject.portions()
-    return statistics.fmean(time_calls(lambda: next(portions), seconds, subject.device, **_in_full_flow(subject)))
+    return statistics.fmean(time_calls(lambda: next(portions), seconds, subject.device, **in_full_flow(subject)))
 
 
-def _in_full_flow(subject: Subject) -> dict[str, int]:
+def in_full_flow(subject: Subject) -> dict[str, int]:
     """Worker processes begin with empty hands and deliver in bursts: batches to let pass, and to take the mean of."""
     if subject.source.images is not None:
         return {}

@@ -1,5 +1,6 @@
 """A report as tables in the terminal."""
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 from tico_ssl.bench import Report
@@ -24,6 +25,10 @@ def print_report(report: Report) -> None:
     console.print(_steps(report))
     for rival in report.against:
         console.print(_comparison(report, rival))
+    if report.methods:
+        console.print(_methods(report))
+    for name, reason in report.methods_left_out.items():
+        say(f"{name}: not measured, {reason}")
 
 
 def _steps(report: Report) -> Table:
@@ -40,6 +45,8 @@ def _steps(report: Report) -> Table:
             rate = report.batch / seconds
             reached = rate / report.roofline.images_per_second
             table.add_row(f"{speed.execution}, {name}", _ms(seconds), "", f"{rate:,.0f}", f"{reached:.1%}")
+        if speed.peak_bytes is not None:
+            table.add_row(f"{speed.execution}, memory at peak: {speed.peak_bytes / 1e9:.1f} GB")
     table.add_section()
     table.add_row("loader alone", _ms(report.loader_seconds), "", f"{report.batch / report.loader_seconds:,.0f}")
     return table
@@ -60,6 +67,26 @@ def _comparison(report: Report, rival: str) -> Table:
             cells = [text for mine in ours for text in (f"{report.batch / mine:,.0f}", f"{theirs / mine:.2f}")]
             table.add_row(f"  {speed.variant}", f"{report.batch / theirs:,.0f}", *cells)
         table.add_section()
+    return table
+
+
+def _methods(report: Report) -> Table:
+    """Steps of all methods with their views, beside TiCo's."""
+    title = f"every method, {report.methods[0].execution} steps with views"
+    table = Table(title=title, title_justify="left", title_style="", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("", no_wrap=True)
+    memory = () if report.methods[0].peak_bytes is None else ("GB at peak", "x TiCo")
+    for column in ("ms", "x TiCo", "images a second", "passes", *memory, "MB of state"):
+        table.add_column(column, justify="right")
+    for cost in report.methods:
+        name = cost.method if cost.views == "2 views" else f"{cost.method}, {cost.views}"
+        milliseconds = 1000 * cost.step_seconds
+        cells = [f"{milliseconds:,.{1 if milliseconds < 1000 else 0}f}"]
+        cells += [f"{cost.relative_seconds:.2f}", f"{cost.images_per_second:,.0f}"]
+        cells.append(f"{cost.forwards:g} + {cost.backwards:g}")
+        if cost.peak_bytes is not None and cost.relative_peak is not None:
+            cells += [f"{cost.peak_bytes / 1e9:.1f}", f"{cost.relative_peak:.2f}"]
+        table.add_row(name, *cells, f"{cost.state_bytes / 1e6:,.2f}")
     return table
 
 

@@ -48,6 +48,7 @@ class Loader:
         device: torch.device,
         workers: int = 1,
         bad: BadFiles | None = None,
+        resident: bool = True,
     ) -> None:
         world = distributed.world_size()
         if batch_size % world:
@@ -68,7 +69,7 @@ class Loader:
         if source.images is None:
             self._stream = Stream(source, views.crop_bytes, views.bytes_per_image, local, workers, device, self.bad)
             self.storage = self._stream.name
-        elif device.type == "cuda" and _fits(source, device):
+        elif resident and device.type == "cuda" and _fits(source, device):
             self._resident, self.storage = _on_device(source, device), "on the GPU"
 
     def iterate(self, start: int, stop: int) -> Iterator[Portion]:

@@ -54,6 +54,8 @@ class DataConfig(Section):
     pixels."""
     most_bad: Annotated[float, Field(ge=0, le=1)] = 0.05
     """Share of unreadable files above which a run stops before it begins."""
+    on_gpu: bool = True
+    """Keep arrays and packed squares on the GPU if all of them take less than two fifths of its free memory."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """Train on this many images, drawn evenly from the whole (textures: draw this many)."""
     mean: Values = (0.485, 0.456, 0.406)

@@ -136,8 +136,8 @@ class MoCo(nn.Module):
         return {"ema_decay": decay}
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """How full the queue is: what no key has taken yet are random vectors."""
-        return {"queue_filled": self.queue.filled()}
+        """Of the queue. What no key has taken yet are random vectors."""
+        return self.queue.diagnostics("queue")
 
     def collapsed_loss(self) -> None:
         """Not said: it is log(1 + queue), and a network that learns is not far below."""

@@ -25,6 +25,7 @@ from tico_ssl import distributed
 from tico_ssl.contracts import Batch, Encoded, StepOutput
 from tico_ssl.errors import UserError
 from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.queue import mean_cosine
 from tico_ssl.section import MethodConfig
 
 
@@ -68,8 +69,7 @@ class Config(MethodConfig):
     name: str = "pirl"
     """PIRL with jigsaws."""
     images: Annotated[int, Field(ge=2)] = 1_281_167
-    """Training images, for each of which there is an entry in the memory bank. Too few is an error in the first epoch:
-    on a CPU one line, on a GPU an index that is out of bounds."""
+    """Training images at most: the memory bank has an entry for each."""
     dim: Annotated[int, Field(ge=2)] = 128
     """Dimensions of the embedding, and of what is made of each piece."""
     pieces: Annotated[int, Field(ge=1)] = 9
@@ -85,12 +85,18 @@ class Config(MethodConfig):
     push: bool = True
     """Have the term of negatives in the loss (the paper's formula), or cross entropy alone."""
 
+    def check_data(self, images: int, labels: Tensor | None) -> None:
+        """An entry of the memory bank for every image."""
+        if images > self.images:
+            raise UserError(f"PIRL's memory is for {self.images} images, there are {images}: method.images={images}")
+
 
 class PIRL(nn.Module):
     """Backbone, a head for images and one for jigsaws, and the memory bank. The first view is an image, the second a
     jigsaw."""
 
     bank: Tensor
+    visited: Tensor
 
     def __init__(self, backbone: nn.Module, width: int | None = None, config: Config | None = None) -> None:
         super().__init__()
@@ -103,6 +109,7 @@ class PIRL(nn.Module):
         self.piece_head = nn.Linear(width, config.dim)
         self.jigsaw_head = nn.Linear(config.pieces * config.dim, config.dim)
         self.register_buffer("bank", F.normalize(torch.randn(config.images, config.dim), dim=1))
+        self.register_buffer("visited", torch.zeros(config.images, dtype=torch.bool))
         self._seen: tuple[Tensor, Tensor] | None = None  # from a step's loss to its end, never longer
 
     def forward(self, batch: Batch) -> StepOutput:
@@ -126,8 +133,6 @@ class PIRL(nn.Module):
         end."""
         (image, jigsaw), (index,) = encoded.trained, encoded.fixed
         settings, images = self.config, len(self.bank)
-        if index.device.type == "cpu" and int(index.max()) >= images:
-            raise UserError(f"method.images is {images}, and there is an image number {int(index.max())}")
         drawn = torch.randint(images, (settings.negatives,), device=index.device)
         own, negatives, left_out = self.bank[index], self.bank[drawn], index[:, None] == drawn
         of_jigsaw, of_image = (
@@ -147,13 +152,16 @@ class PIRL(nn.Module):
             self._seen = None
             new = F.normalize(image.to(self.bank.dtype), dim=1)
             self.bank[index] = F.normalize(self.bank[index].lerp(new, 1 - self.config.decay), dim=1)
+            self.visited.index_fill_(0, index, True)
         return {}
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """The mean cosine of different memories: 1 if they are all the same."""
-        number = len(self.bank)
-        together = self.bank.sum(dim=0).square().sum()
-        return {"memory_cosine": (together - number) / (number * (number - 1))}
+        """The share of memories that an image has been written to (the others are random), and the mean cosine of
+        different ones among those: 1 if they are all the same."""
+        return {
+            "memory_visited": self.visited.float().mean(),
+            "memory_cosine": mean_cosine(self.bank, self.visited),
+        }
 
     def collapsed_loss(self) -> None:
         """None: 1 + log(negatives + 1) or nearly so, but healthy runs stay above half of that for long."""

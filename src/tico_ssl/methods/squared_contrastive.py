@@ -153,8 +153,8 @@ class SquaredContrastive(nn.Module):
         return {"ema_decay": decay}
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """How full the bank is, if there is one."""
-        return {} if self.bank is None else {"bank_filled": self.bank.filled()}
+        """Of the bank, if there is one."""
+        return {} if self.bank is None else self.bank.diagnostics("bank")
 
     def collapsed_loss(self) -> float:
         """Rho - 1: every cosine is one. In a batch the own key is left out, which takes a share rho / n off."""

@@ -43,6 +43,20 @@ class Config(MethodConfig):
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the target that is spread over all classes."""
 
+    def check_data(self, images: int, labels: Tensor | None) -> None:
+        """One label for each image, below the number of classes."""
+        if labels is None:
+            raise UserError("method supervised needs labels, and these images have none")
+        if labels.ndim != 1:
+            raise UserError(
+                f"method supervised needs one label for each image, got labels of shape {list(labels.shape[1:])}"
+            )
+        least, most = int(labels.min()), int(labels.max())
+        if least < 0 or most >= self.classes:
+            raise UserError(
+                f"labels run from {least} to {most}, and method.classes {self.classes} is for 0 to {self.classes - 1}"
+            )
+
 
 class Supervised(nn.Module):
     """Backbone and linear classifier. Views beyond the first are not looked at."""

@@ -26,6 +26,7 @@ from tico_ssl.contracts import Batch, Encoded, StepOutput
 from tico_ssl.errors import UserError
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.projector import projector
+from tico_ssl.networks.queue import mean_cosine
 from tico_ssl.section import MethodConfig
 
 ASSIGNED = 2  # views whose assignments the others predict
@@ -149,7 +150,17 @@ class SwAV(nn.Module):
         if self.training and self.config.queue:
             self._enqueue(encoded.fixed)
         entropy = torch.stack([-torch.special.xlogy(q, q).sum(dim=1).mean() for q in assignments]).mean()
-        return StepOutput(loss, {"assignment_entropy": entropy}, encoded.fixed[0])
+        terms = {"assignment_entropy": entropy, "prototypes_used": self._used(encoded.trained[0].detach())}
+        return StepOutput(loss, terms, encoded.fixed[0])
+
+    @torch.no_grad()
+    def _used(self, scores: Tensor) -> Tensor:
+        """How many prototypes are the nearest of an image of the global batch, as exp(entropy): 1 if one takes all,
+        though assignments share images out evenly even then."""
+        nearest = scores.argmax(dim=1)
+        counts = torch.zeros_like(self.prototypes[:, 0]).index_add_(0, nearest, torch.ones_like(scores[:, 0]))
+        share = distributed.all_mean(counts / len(scores))
+        return torch.exp(-torch.special.xlogy(share, share).sum())
 
     @torch.no_grad()
     def _assigned(self, view: int, scores: Tensor) -> Tensor:
@@ -179,10 +190,12 @@ class SwAV(nn.Module):
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, Tensor]:
-        """The mean cosine of different prototypes: 1 if they are all the same."""
-        number = len(self.prototypes)
-        together = self.prototypes.sum(dim=0).square().sum()
-        return {"prototype_cosine": (together - number) / (number * (number - 1))}
+        """The mean cosine of different prototypes, 1 if they are all the same; and how full the queue is."""
+        everyone = torch.ones_like(self.prototypes[:, 0], dtype=torch.bool)
+        values = {"prototype_cosine": mean_cosine(self.prototypes, everyone)}
+        if self.config.queue:
+            values["queue_filled"] = (self.filled / self.config.queue).clamp(max=1)
+        return values
 
     def collapsed_loss(self) -> None:
         """None: log(prototypes) at least, but healthy runs stay above half of that for long."""

@@ -8,8 +8,10 @@ What changes from step to step goes in through tensors (images, decisions, learn
 asks the device for a value; so a recorded step is the same step.
 """
 
+import gc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,12 +190,26 @@ class _Captured:
         self.inputs = _copied(portion)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, stream=self.stream), overlapping(self.side):
+            with _no_collection(), torch.cuda.graph(graph, stream=self.stream), overlapping(self.side):
                 self.outcome = self.step(self.inputs)
         except Exception as error:  # a method that asks the device for a value, or a library that does
             warnings.warn(f"the step is not captured: {_reason(error)}", stacklevel=2)
             return
         self.graph = graph
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's garbage is collected before and not within: an older graph among it, freed while another is recorded,
+    would spoil that one."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _tensors(portion: Portion) -> list[Tensor]:
