@@ -10,9 +10,21 @@ if TYPE_CHECKING:
     from tico_ssl.methods.tico import TiCo, TiCoLoss, tico_loss
     from tico_ssl.networks.storage import load_backbone
     from tico_ssl.optim.lars import LARS
+    from tico_ssl.studies import study
     from tico_ssl.training.pretrain import pretrain
 
-__all__ = ["LARS", "TiCo", "TiCoLoss", "embed", "evaluate", "export", "load_backbone", "pretrain", "tico_loss"]
+__all__ = [
+    "LARS",
+    "TiCo",
+    "TiCoLoss",
+    "embed",
+    "evaluate",
+    "export",
+    "load_backbone",
+    "pretrain",
+    "study",
+    "tico_loss",
+]
 
 # Loaded when first asked for: `tico --help` need not wait four seconds for torch.
 _HOMES = {
@@ -24,6 +36,7 @@ _HOMES = {
     "export": "exporting",
     "load_backbone": "networks.storage",
     "pretrain": "training.pretrain",
+    "study": "studies",
     "tico_loss": "methods.tico",
 }
 

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 from tico_ssl import catalogue
-from tico_ssl.config import Recipe, load_recipe, packaged_recipes
+from tico_ssl.config import load_recipe, packaged_recipes
 from tico_ssl.data.torchvision_sets import SETS
 from tico_ssl.errors import UserError, suggestion
 from tico_ssl.networks import backbones
 from tico_ssl.progress import console
 from tico_ssl.section import Section
+from tico_ssl.studies.plan import load_study, packaged_studies
 from tico_ssl.views.policy import packaged_policies, policy_summary
 
 Entries = list[tuple[str, str]]
@@ -30,6 +31,7 @@ def _data() -> Entries:
 
 CATALOGUES: dict[str, Callable[[], Entries]] = {
     "recipes": lambda: [(name, load_recipe(name).description) for name in packaged_recipes()],
+    "studies": lambda: [(name, load_study(name).description) for name in packaged_studies()],
     "methods": lambda: _modules("methods"),
     "views": lambda: [(name, policy_summary(name)) for name in packaged_policies()],
     "data": _data,
@@ -57,8 +59,8 @@ def print_catalogue(what: str, search: str = "") -> None:
             console.print(f"  {name:<{width}}  {text}".rstrip(), markup=False)
 
 
-def described(recipe: Recipe[Any]) -> str:
-    """A recipe as YAML with the meaning of every field as a comment."""
+def described(recipe: Section) -> str:
+    """A recipe or a study as YAML with the meaning of every field as a comment."""
     return "\n".join(_lines(recipe, 0))
 
 

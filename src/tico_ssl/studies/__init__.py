@@ -1,0 +1,194 @@
+"""Studies: many runs that are compared, from one YAML file to one table. See docs/studies.md.
+
+plan       what a study says, and which runs that makes
+cost       the time of a step while nothing else is at work, and the epochs that a budget buys
+processes  several runs side by side
+worker     one run in its own process
+state      how far runs are
+table      the outcome
+"""
+
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tico_ssl import distributed
+from tico_ssl.data.sources import as_source
+from tico_ssl.errors import UserError
+from tico_ssl.progress import say
+from tico_ssl.run_folder import Run, admit, environment, write_atomically
+from tico_ssl.studies import processes, table
+from tico_ssl.studies.cost import epochs_for, read_cost, read_costs
+from tico_ssl.studies.plan import Job, Study, Variant, check, dump_study, expand, jobs, load_study
+from tico_ssl.studies.state import State, last_epoch, state_of, study_file
+from tico_ssl.studies.table import Summary
+
+WORKER = "tico_ssl.studies.worker"
+
+
+def study(
+    name: str | Path,
+    data: str | Sequence[str] | None = None,
+    out: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    only: Sequence[str] = (),
+    side_by_side: int | None = None,
+) -> Summary:
+    """Make the runs of a study that are not yet made, `side_by_side` at a time, and write its table. The same call goes
+    on where an earlier one was stopped. A run that fails does not stop the others: see `Summary.failures`."""
+    work = Workshop.open(name, data, out, overrides)
+    chosen = jobs(work.study, list(only))
+    if distributed.launched():
+        raise UserError("a study starts its own processes: run it without torchrun")
+    with work.alone():
+        return work.run(chosen, side_by_side or processes.default_width())
+
+
+class Workshop:
+    """A study, its folder, and what is known about its runs."""
+
+    def __init__(self, name: str, study: Study, folder: Path) -> None:
+        self.name, self.study, self.folder = name, study, folder
+        self.variants = expand(study)
+        check(study, self.variants)
+        self.costs = read_costs(folder, self.variants)
+        self.failed: dict[str, str] = {}
+
+    @classmethod
+    def open(
+        cls,
+        name: str | Path,
+        data: str | Sequence[str] | None = None,
+        out: str | Path | None = None,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> "Workshop":
+        """Read a study and check all of it, runs that are there included; nothing is written."""
+        changes = dict(overrides or {}) | ({} if data is None else {"data.source": as_source(data)})
+        stem = Path(name).stem if Path(name).suffix in (".yaml", ".yml") else str(name)
+        folder = Path(out).expanduser() if out is not None else Path("runs") / f"study-{stem}"
+        workshop = cls(stem, load_study(name, changes), folder)
+        for job in jobs(workshop.study):
+            if workshop.run_of(job).recipe_file.is_file() and workshop.timed(job.variant):
+                epochs = workshop.epochs(job.variant)
+                admit(folder / job.name, job.variant.load(job.seed, epochs), resume=True, overwrite=False)
+        return workshop
+
+    def timed(self, variant: Variant) -> bool:
+        """Whether the number of epochs of a variant is known."""
+        budget = self.study.budget
+        if budget is None or not budget.timed:
+            return True
+        return {variant.name, budget.epochs_of or variant.name} <= self.costs.keys()
+
+    def epochs(self, variant: Variant) -> int:
+        """Of a variant whose number of epochs is known."""
+        return epochs_for(self.study.budget, variant, self.costs) or variant.load().training.epochs
+
+    def run_of(self, job: Job) -> Run:
+        """The run folder of a job."""
+        return Run(self.folder / job.name)
+
+    def state(self, job: Job) -> State:
+        """How far a job is."""
+        return state_of(self.study, self.run_of(job), self.epochs(job.variant) if self.timed(job.variant) else None)
+
+    def run(self, chosen: list[Job], width: int) -> Summary:
+        """Time what must be timed, run what is not done, write the table."""
+        (self.folder / "costs").mkdir(parents=True, exist_ok=True)
+        write_atomically(study_file(self.folder), dump_study(self.study))
+        write_atomically(self.folder / "environment.json", json.dumps(environment(), indent=2) + "\n")
+        try:
+            self._time([job for job in chosen if not self.state(job).done], width)
+            open_jobs = [job for job in chosen if job.name not in self.failed and not self.state(job).done]
+            if done := len(chosen) - len(open_jobs) - len(self.failed):
+                say(f"{done} of {len(chosen)} runs are done already")
+            self.failed |= processes.run_all([self._work(job) for job in open_jobs], width, width, "runs")
+        finally:
+            summary = self.summary()
+            table.write(summary)
+        return summary
+
+    def _time(self, open_jobs: list[Job], width: int) -> None:
+        """Time the variants whose cost matters and is not known, one after the other."""
+        budget = self.study.budget
+        if width == 1 and not (budget and budget.timed):
+            return  # runs that are alone time themselves
+        wanted = {job.variant.name for job in open_jobs} | ({budget.epochs_of} if open_jobs and budget else set())
+        missing = [v for v in self.variants if v.name in wanted and v.name not in self.costs]
+        works = [
+            processes.Work(
+                variant.name,
+                (WORKER, "time", str(self.folder), variant.name),
+                self.folder / "logs" / f"{variant.name}-timing.log",
+                size=1,
+                share=lambda: 0.0,
+                outcome=functools.partial(_speed, self.folder, variant),
+            )
+            for variant in missing
+        ]
+        failed = processes.run_all(works, 1, width, "timing") if works else {}
+        self.costs = read_costs(self.folder, self.variants)
+        if budget and budget.epochs_of in failed:
+            raise UserError(f"run {budget.epochs_of}, whose time is the budget, failed: {failed[budget.epochs_of]}")
+        self.failed |= {job.name: failed[job.variant.name] for job in open_jobs if job.variant.name in failed}
+
+    def _work(self, job: Job) -> processes.Work:
+        run, epochs = self.run_of(job), self.epochs(job.variant)
+        return processes.Work(
+            job.name,
+            (WORKER, "run", str(self.folder), job.name),
+            self.folder / "logs" / f"{job.name}.log",
+            size=epochs,
+            share=lambda: min(1.0, last_epoch(run) / epochs),
+            outcome=lambda: str(self.state(job)),
+        )
+
+    def summary(self) -> Summary:
+        """What is known now."""
+        done: dict[str, list[table.Measured]] = {variant.name: [] for variant in self.variants}
+        failed: dict[str, dict[str, str]] = {variant.name: {} for variant in self.variants}
+        for job in jobs(self.study):
+            if self.state(job).done:
+                result = table.measured(self.study, self.run_of(job), job.seed, self.costs.get(job.variant.name))
+                done[job.variant.name].append(result)
+            elif job.name in self.failed:
+                failed[job.variant.name][job.name] = self.failed[job.name]
+        return table.summarise(self.name, self.study, self.folder, self.variants, done, failed)
+
+    def show_plan(self, chosen: list[Job]) -> None:
+        """The runs, and how far each is."""
+        lines = []
+        for job in chosen:
+            own = {key: value for key, value in job.variant.changes.items() if self.study.overrides.get(key) != value}
+            epochs = f"{self.epochs(job.variant)} epochs" if self.timed(job.variant) else "by time"
+            changes = " ".join(f"{key}={value}" for key, value in own.items())
+            lines.append((job.name, str(self.state(job)), epochs, f"{job.variant.recipe} {changes}".rstrip()))
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        for line in lines:
+            say("  ".join(f"{text:<{width}}" for text, width in zip(line, widths)).rstrip())
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody else works in the study's folder meanwhile."""
+        if self.folder.is_file() or any(parent.is_file() for parent in self.folder.parents):
+            raise UserError(f"{self.folder} cannot be a folder: there is a file of that name")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            import fcntl
+        except ImportError:  # no such locks on this system
+            yield
+            return
+        with (self.folder / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(f"another `tico study` is at work in {self.folder}") from error
+            yield
+
+
+def _speed(folder: Path, variant: Variant) -> str:
+    cost = read_cost(folder, variant)
+    return "" if cost is None else f"{cost.images_per_second:,.0f} images/s alone"

@@ -1,0 +1,172 @@
+"""Several processes side by side, with one display for all, and a polite end for each."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+from rich.progress import Progress, TaskID, TextColumn
+
+from tico_ssl.device import choose_device
+from tico_ssl.progress import bar, say
+
+LOOK_SECONDS = 0.2
+SIDE_BY_SIDE_ON_A_GPU = 3
+THREADS_OF_A_RUN = 4  # on a CPU, where more threads gain little on small images
+
+
+@dataclass(frozen=True)
+class Work:
+    """Something that a process of its own does."""
+
+    name: str
+    arguments: Sequence[str]
+    log: Path
+    size: int
+    """In epochs, or whatever it counts by."""
+    share: Callable[[], float]
+    """How much of it is done, from 0 to 1."""
+    outcome: Callable[[], str]
+    """What came of it, in a few words, when it has ended well."""
+
+
+@dataclass
+class _Process:
+    work: Work
+    process: subprocess.Popen[bytes]
+    log_start: int
+    task: TaskID
+    slot: int
+
+
+def default_width() -> int:
+    """How many runs share this machine, if nobody says."""
+    return SIDE_BY_SIDE_ON_A_GPU * gpus() or max(1, torch.get_num_threads() // THREADS_OF_A_RUN)
+
+
+def gpus() -> int:
+    """How many GPUs runs are spread over; TICO_DEVICE names one."""
+    if choose_device().type != "cuda":
+        return 0
+    return 1 if os.environ.get("TICO_DEVICE") else torch.cuda.device_count()
+
+
+def environment_of(slot: int, width: int, environment: Mapping[str, str], threads: int, devices: int) -> dict[str, str]:
+    """The environment of one of several processes: its share of the threads and workers, and one of the GPUs."""
+    changed = dict(environment) | {
+        "OMP_NUM_THREADS": str(max(1, threads // width)),
+        "LOCAL_WORLD_SIZE": str(width),  # by which the number of workers that decode images is divided
+    }
+    if devices > 1:
+        visible = environment.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(devices)))).split(",")
+        changed["CUDA_VISIBLE_DEVICES"] = visible[slot % devices]
+    return changed
+
+
+def run_all(works: Sequence[Work], width: int, share_of: int, label: str) -> dict[str, str]:
+    """Do all works, `width` at a time, each with one of `share_of` parts of the machine. Returns why some failed, by
+    name. When asked to stop (Ctrl-C, SIGTERM), asks the processes to, waits for them and raises KeyboardInterrupt."""
+    waiting, running, failures = list(works), list[_Process](), dict[str, str]()
+    ended = 0
+    with _sigterm_as_interrupt(), bar(TextColumn("{task.fields[status]}")) as progress:
+        total = progress.add_task(label, total=len(works), status="")
+        try:
+            while waiting or running:
+                while waiting and len(running) < width:
+                    slot = min(set(range(width)) - {other.slot for other in running})
+                    running.append(_start(waiting.pop(0), slot, share_of, progress))
+                time.sleep(LOOK_SECONDS)
+                for one in [one for one in running if one.process.poll() is not None]:
+                    running.remove(one)
+                    progress.remove_task(one.task)
+                    ended += 1
+                    if reason := _failure(one):
+                        failures[one.work.name] = reason
+                    say(f"{label} {ended}/{len(works)}  {one.work.name}: {reason or one.work.outcome()}")
+                _show(progress, total, running, ended, len(failures))
+        except KeyboardInterrupt:
+            _stop(running)
+            raise
+    return failures
+
+
+def _start(work: Work, slot: int, width: int, progress: Progress) -> _Process:
+    environment = environment_of(slot, width, os.environ, torch.get_num_threads(), gpus())
+    work.log.parent.mkdir(parents=True, exist_ok=True)
+    with work.log.open("ab") as log:
+        start = log.tell()
+        process = subprocess.Popen(
+            [sys.executable, "-m", *work.arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for this process alone, which then asks the others
+        )
+    task = progress.add_task(f"  {work.name}", total=work.size, status="")
+    return _Process(work, process, start, task, slot)
+
+
+def _show(progress: Progress, total: TaskID, running: list[_Process], ended: int, failed: int) -> None:
+    if progress.disable:
+        return
+    shares = [one.work.share() for one in running]
+    for one, share in zip(running, shares):
+        status = "evaluating" if share == 1 else ""
+        progress.update(one.task, completed=share * one.work.size, status=status)
+    progress.update(total, completed=ended + sum(shares), status=f"{failed} failed" if failed else "")
+
+
+def _failure(one: _Process) -> str | None:
+    """Why a process did not end well, in one line: the error that it printed last."""
+    code = one.process.returncode
+    if code == 0:
+        return None
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}" + (" (out of memory?)" if -code == signal.SIGKILL else "")
+    with one.work.log.open("rb") as log:
+        log.seek(one.log_start)
+        lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    if code == 130:
+        return "was asked to stop"
+    return lines[-1].removeprefix("error: ") if lines else f"ended with exit code {code}"
+
+
+def _stop(running: list[_Process]) -> None:
+    """Ask processes to stop, and wait until they have written their checkpoints; a second Ctrl-C does not wait."""
+    for one in running:
+        one.process.terminate()
+    if running:
+        say(f"stopping {len(running)} run(s), which write their checkpoints; Ctrl-C again to stop them at once")
+    try:
+        for one in running:
+            one.process.wait()
+    except KeyboardInterrupt:
+        for one in running:
+            one.process.kill()
+            one.process.wait()
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """A scheduler's warning counts as Ctrl-C."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        previous = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not the main thread, which alone receives signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,85 @@
+"""How far the runs of a study are, read from their folders."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tico_ssl.networks.storage import digest
+from tico_ssl.run_folder import Run
+from tico_ssl.studies.plan import Study, protocol_settings
+
+TAIL = 8_192  # bytes at the end of a file of metrics, which hold its last lines
+
+
+@dataclass(frozen=True)
+class State:
+    """How far a run is."""
+
+    epoch: float
+    epochs: int | None
+    missing: tuple[str, ...]
+
+    @property
+    def trained(self) -> bool:
+        """Whether its last epoch is over."""
+        return self.epochs is not None and self.epoch >= self.epochs
+
+    @property
+    def done(self) -> bool:
+        """Trained, and judged by every protocol."""
+        return self.trained and not self.missing
+
+    def __str__(self) -> str:
+        if self.done:
+            return "done"
+        if self.trained:
+            return f"trained, without {', '.join(self.missing)}"
+        of = "" if self.epochs is None else f" of {self.epochs}"
+        return f"epoch {self.epoch:.4g}{of}" if self.epoch else "not begun"
+
+
+def study_file(folder: Path) -> Path:
+    """The study as it was run."""
+    return folder / "study.yaml"
+
+
+def state_of(study: Study, run: Run, epochs: int | None) -> State:
+    """How far a run is that should train for so many epochs."""
+    epoch = last_epoch(run)
+    trained = epochs is not None and epoch >= epochs
+    return State(epoch, epochs, tuple(unjudged(study, run)) if trained else tuple(study.protocols))
+
+
+def unjudged(study: Study, run: Run) -> list[str]:
+    """The protocols that have not judged the backbone as it is now, with the study's settings."""
+    if not run.backbone_file.is_file():
+        return list(study.protocols)
+    results = results_of(study, run)
+    return [protocol for protocol in study.protocols if protocol not in results]
+
+
+def results_of(study: Study, run: Run) -> dict[str, dict[str, Any]]:
+    """The latest result of each protocol that has judged the backbone as it is now, with the study's settings."""
+    checkpoint = digest(run.backbone_file) if run.backbone_file.is_file() else None
+    wanted = {protocol: protocol_settings(study, protocol) for protocol in study.protocols}
+    return {
+        result["protocol"]: result
+        for result in run.results()
+        if result["checkpoint"] == checkpoint and wanted.get(result["protocol"]) == result["settings"]
+    }
+
+
+def last_epoch(run: Run) -> float:
+    """The epoch of the last line of metrics, without reading them all."""
+    if not run.metrics_file.is_file():
+        return 0.0
+    with run.metrics_file.open("rb") as file:
+        file.seek(max(0, run.metrics_file.stat().st_size - TAIL))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    for line in reversed(lines):
+        try:
+            return float(json.loads(line)["epoch"])
+        except (json.JSONDecodeError, KeyError, TypeError):
+            continue
+    return 0.0

@@ -1,0 +1,85 @@
+"""One piece of a study in a process of its own: `python -m tico_ssl.studies.worker {time|run} FOLDER NAME`."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from tico_ssl.errors import UserError
+from tico_ssl.evaluations import evaluate_with, open_context
+from tico_ssl.run_folder import Run
+from tico_ssl.studies.cost import epochs_for, read_costs, write_cost
+from tico_ssl.studies.plan import Study, expand, jobs, load_study
+from tico_ssl.studies.state import study_file, unjudged
+from tico_ssl.training.pretrain import Interrupted, pretrain
+
+
+def time_variant(folder: Path, name: str) -> None:
+    """Measure what a variant costs."""
+    study = load_study(study_file(folder))
+    (variant,) = [variant for variant in expand(study) if variant.name == name]
+    write_cost(folder, variant)
+
+
+def make_run(folder: Path, name: str) -> None:
+    """Train what is not yet trained of a run, and judge it by the protocols that have not judged it yet."""
+    study = load_study(study_file(folder))
+    (job,) = jobs(study, [name])
+    costs = read_costs(folder, expand(study))
+    epochs = epochs_for(study.budget, job.variant, costs)
+    run = pretrain(
+        job.variant.recipe, out=folder / name, overrides=job.variant.with_seed(job.seed, epochs), resume=True
+    )
+    judge(study, run)
+
+
+def judge(study: Study, run: Run) -> None:
+    """Evaluate by the protocols whose results are not there yet; features are extracted once."""
+    protocols = unjudged(study, run)
+    if not protocols:
+        return
+    context = open_context(run.folder)
+    for protocol in protocols:
+        evaluate_with(context, run.folder, protocol, study.protocols[protocol])
+
+
+def follow_parent() -> None:
+    """When the study is killed, its runs stop as if they had been asked to: with a checkpoint."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def wait_for_predecessor() -> None:
+    """A run that a killed study left behind may still be writing its checkpoint: it holds the log file, which is this
+    process's output, until it ends."""
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(sys.stdout.fileno(), fcntl.LOCK_EX)
+
+
+def main() -> None:
+    """Do one piece of work; what went wrong is the last line of the output."""
+    task, folder, name = sys.argv[1:]
+    follow_parent()
+    wait_for_predecessor()
+    try:
+        {"time": time_variant, "run": make_run}[task](Path(folder), name)
+    except Interrupted:
+        sys.exit(130)
+    except (UserError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
