@@ -67,24 +67,46 @@ def pretrain(
 
 @app.command()
 def evaluate(
-    run: RunArgument,
-    protocols: Annotated[list[str], typer.Argument(metavar="PROTOCOL...", help="See `tico list evaluations`.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run folder, a backbone file, or a model: torchvision/resnet50.")
+    ],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PROTOCOL... [KEY=VALUE ...]", help="See `tico list evaluations`; then changes to their settings."
+        ),
+    ],
     data: DataOption = None,
+    weights: Annotated[
+        str | None, typer.Option(help="With a model's name: a file of its weights (.safetensors, .pth).")
+    ] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Compute everything anew, and keep no features.")
+    ] = False,
 ) -> None:
-    """Judge a backbone, beside an untrained one of the same shape."""
-    from tico_ssl import catalogue
-    from tico_ssl.evaluations import evaluate_with, open_context
+    """Judge a backbone, beside an untrained one of the same shape. `all`: by every protocol that the data allow."""
+    from tico_ssl.config import parse_override
+    from tico_ssl.evaluations import evaluate_all
     from tico_ssl.progress import say
     from tico_ssl.results_table import print_results
+    from tico_ssl.subjects import home_of, import_model, is_model_name
 
-    for protocol in protocols:
-        catalogue.load("evaluations", protocol)  # a misspelt name is said before the work begins
-    context = open_context(run, data)
-    results = [evaluate_with(context, run, protocol) for protocol in protocols]
+    protocols = [word for word in words if "=" not in word]
+    if not protocols:
+        raise UserError("by which protocol? See `tico list evaluations`")
+    overrides = dict(parse_override(word) for word in words if "=" in word)
+    try:
+        subject = run if weights is None else str(import_model(run, weights, data))
+        results = evaluate_all(subject, protocols, data, overrides, not no_cache)
+    except KeyboardInterrupt as stop:
+        say(str(stop) or "stopped; the same command goes on")
+        raise typer.Exit(130) from stop
+    if _rank_from_launcher() != 0:
+        return
     print_results(results)
-    if Path(run).is_dir():
-        say(f"\nadded to   {run}/results.jsonl")
-    say(f"use it     from tico_ssl import load_backbone; backbone = load_backbone({run!r})")
+    say(f"\nadded to   {home_of(subject)}/results.jsonl")
+    if not is_model_name(subject):
+        say(f"use it     from tico_ssl import load_backbone; backbone = load_backbone({subject!r})")
 
 
 @app.command()
@@ -115,6 +137,91 @@ def export(
 
 
 @app.command()
+def study(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="STUDY [KEY=VALUE ...]", help="See `tico list studies`; or a YAML file. Then changes."),
+    ],
+    data: DataOption = None,
+    out: Annotated[str | None, typer.Option(help="The study's folder; by default runs/study-STUDY.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Make this run alone; more than once for several.")] = None,
+    side_by_side: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; by default 3 on a GPU, 1 for every 4 threads of a CPU.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and what is done of them.")] = False,
+) -> None:
+    """Make many runs and compare them in one table. The same command goes on where it was stopped."""
+    from tico_ssl.config import parse_override
+    from tico_ssl.progress import say
+    from tico_ssl.studies import Workshop, jobs, table
+    from tico_ssl.studies import study as make
+
+    name, overrides = _split(words)
+    if name is None:
+        raise UserError("which study? See `tico list studies`")
+    changes = dict(parse_override(text) for text in overrides)
+    if dry_run:
+        workshop = Workshop.open(name, data, out, changes)
+        workshop.show_plan(jobs(workshop.study, only))
+        return
+    try:
+        summary = make(name, data, out, changes, only or (), side_by_side)
+    except KeyboardInterrupt as stop:
+        say("stopped; the same command goes on")
+        raise typer.Exit(130) from stop
+    table.show(summary)
+    say(f"\nwrote      {summary.folder}/results.md, results.csv, results.json")
+    if summary.failures:
+        say(f"{len(summary.failures)} run(s) failed, see {summary.folder}/logs; the same command tries them again")
+        raise typer.Exit(1)
+    say(f"next       tico evaluate {summary.folder}/RUN PROTOCOL")
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="A run folder, several, or the folder of a study.")
+    ],
+    data: DataOption = None,
+    out: Annotated[
+        str | None, typer.Option(help="The folder to write to; by default the run's, and `report` for several.")
+    ] = None,
+    points: Annotated[
+        int, typer.Option(min=0, help="Images on the map of one run; 0 leaves map and gallery out.")
+    ] = 10_000,
+) -> None:
+    """Write report.html, one file that opens from disk, and its figures as SVG and PNG."""
+    from tico_ssl.progress import say
+    from tico_ssl.report import report as write
+
+    path = write(runs, out, data, points)
+    say(f"wrote      {path} ({path.stat().st_size / 2**20:.1f} MiB), {path.parent / 'figures'}")
+    say("next       open it in a browser; it needs no network")
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders of studies.")],
+    format: Annotated[
+        str | None, typer.Option(help="markdown, csv or latex; by default a table for the terminal.")
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="Write to this file; its suffix says how: .md, .csv, .tex.")] = None,
+) -> None:
+    """Show runs in one table: a row for each recipe, mean and deviation over its seeds."""
+    from tico_ssl.progress import say
+    from tico_ssl.report.comparison import compare as measure
+    from tico_ssl.report.comparison import show
+
+    comparison, text = measure(runs, format, out)
+    if out is not None:
+        say(f"wrote      {out}")
+    elif format is not None:
+        typer.echo(text, nl=False)
+    else:
+        show(comparison)
+
+
+@app.command()
 def bench(
     words: RecipeWords = None,
     data: DataOption = None,
@@ -126,6 +233,9 @@ def bench(
         bool, typer.Option("--compiled", help="Also time steps through torch.compile, which takes minutes.")
     ] = False,
     out: Annotated[str | None, typer.Option(help="Also write what was measured to this JSON file.")] = None,
+    methods: Annotated[
+        bool, typer.Option("--methods", help="Also time a step of every method with this network and batch.")
+    ] = False,
 ) -> None:
     """Measure how fast training is on this machine, how fast it could be, and where the time goes."""
     from tico_ssl.bench import bench as measure
@@ -134,7 +244,7 @@ def bench(
 
     recipe, overrides = _split(words or [])
     changes = dict(parse_override(text) for text in overrides)
-    print_report(measure(recipe, data, changes, against, seconds, compiled, out))
+    print_report(measure(recipe, data, changes, against, seconds, compiled, out, methods))
 
 
 @app.command("list")
@@ -142,7 +252,7 @@ def list_(
     what: Annotated[str, typer.Argument(metavar="WHAT", help="recipes, methods, backbones, data, views, ...")] = "all",
     search: Annotated[str, typer.Argument(metavar="TEXT", help="Show only names that contain this.")] = "",
 ) -> None:
-    """Show what there is: recipes, methods, backbones, data, views, evaluations, exporting."""
+    """Show what there is: recipes, studies, methods, backbones, data, views, evaluations, exporting."""
     from tico_ssl.listing import print_catalogue
 
     print_catalogue(what, search)
@@ -150,14 +260,16 @@ def list_(
 
 @app.command()
 def describe(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe or a YAML file.")],
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe, a YAML file, or a study.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]")] = None,
 ) -> None:
-    """Print a recipe, every field with its meaning. The output is itself a recipe."""
+    """Print a recipe or a study, every field with its meaning. The output is itself a recipe."""
     from tico_ssl.config import load_recipe, parse_override
     from tico_ssl.listing import described
+    from tico_ssl.studies.plan import load_study, packaged_studies
 
-    typer.echo(described(load_recipe(recipe, dict(parse_override(text) for text in overrides or []))))
+    load = load_study if recipe in packaged_studies() else load_recipe
+    typer.echo(described(load(recipe, dict(parse_override(text) for text in overrides or []))))
 
 
 @data_app.command()

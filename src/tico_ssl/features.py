@@ -1,7 +1,8 @@
 """Features of frozen backbones: extracted once, used by every protocol that needs no gradient."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,9 @@ from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.storage import load_backbone
 from tico_ssl.progress import track
 from tico_ssl.run_folder import open_run
+from tico_ssl.views import operations
 from tico_ssl.views.centre import KEPT
+from tico_ssl.views.executor import sizes_of
 
 BATCH = 256
 WORKERS = 4  # threads that decode files
@@ -34,19 +37,36 @@ class Extracted(NamedTuple):
     places: Tensor
 
 
-def image_batches(source: Source, backbone: Backbone, device: torch.device) -> Iterator[tuple[Tensor, list[int]]]:
-    """Preprocessed batches of a source and their places, in order; images that cannot be read are left out."""
-    dtype = next(backbone.parameters()).dtype
+def raw_batches(source: Source) -> Iterator[tuple[Tensor | list[Tensor], list[int]]]:
+    """Batches of uint8 images and their places, in order; images that cannot be read are left out."""
     if source.images is not None:
-        for start in range(0, len(source), BATCH):
-            places = torch.arange(start, min(start + BATCH, len(source)))
-            yield backbone.preprocess(source.take(places).to(device)).to(device, dtype), places.tolist()
+        for places in torch.arange(len(source)).split(BATCH):
+            yield source.take(places), places.tolist()
         return
     results = enumerate(attempts(source, range(len(source)), WORKERS))
     while chunk := list(islice(results, BATCH)):
         good = [(place, image) for place, image in chunk if not isinstance(image, BadImage)]
         if good:
-            yield backbone.preprocess([image for _, image in good]).to(device, dtype), [place for place, _ in good]
+            yield [image for _, image in good], [place for place, _ in good]
+
+
+def image_batches(
+    source: Source, backbone: Backbone, device: torch.device, whole: bool = False
+) -> Iterator[tuple[Tensor, list[int]]]:
+    """The same, preprocessed for a backbone."""
+    dtype = next(backbone.parameters()).dtype
+    preprocess = partial(squashed, backbone) if whole else backbone.preprocess
+    for images, places in raw_batches(source):
+        moved = images.to(device) if isinstance(images, Tensor) else images
+        yield preprocess(moved).to(device, dtype), places
+
+
+def squashed(backbone: Backbone, images: Tensor | Sequence[Tensor]) -> Tensor:
+    """Whole images, pressed into the square that the network takes: where objects at the edge count."""
+    heights, widths = sizes_of(images).to(images[0].device).unbind(dim=1)
+    zeros = torch.zeros_like(heights)
+    pressed = operations.resized_crop(images, zeros, zeros, heights, widths, zeros, backbone.image_size)
+    return operations.normalise(pressed, backbone.mean, backbone.std)
 
 
 def needed_side(backbone: Backbone) -> int:
@@ -55,12 +75,14 @@ def needed_side(backbone: Backbone) -> int:
 
 
 @torch.no_grad()
-def extract(backbone: Backbone, source: Source, device: torch.device, label: str | None = None) -> Extracted:
-    """What a backbone, in evaluation mode, makes of every image. It is left as it was."""
+def extract(
+    backbone: Backbone, source: Source, device: torch.device, label: str | None = None, whole: bool = False
+) -> Extracted:
+    """What a backbone, in evaluation mode, makes of every image's centre, or of the whole. It is left as it was."""
     training = backbone.training
     backbone.eval().to(device)
     features, places = [], []
-    for images, at in track(image_batches(source, backbone, device), -(-len(source) // BATCH), label):
+    for images, at in track(image_batches(source, backbone, device, whole), -(-len(source) // BATCH), label):
         features.append(backbone(images).cpu())  # in float32: a measurement should not depend on the hardware's bf16
         places += at
     backbone.train(training)

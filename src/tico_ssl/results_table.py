@@ -4,8 +4,11 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from tico_ssl.evaluations import Result
+from tico_ssl.evaluations import Numbers, Result
 from tico_ssl.progress import console
+
+CHOSEN = ("weight_decay", "width", "lr")  # numbers that belong to a result, but measure nothing
+FINE = ("alpha", "alpha_r2", "alignment", "uniformity")  # numbers near one, of which more digits are shown
 
 
 def print_results(results: Sequence[Result]) -> None:
@@ -15,16 +18,18 @@ def print_results(results: Sequence[Result]) -> None:
     table.add_column("protocol")
     for name in names:
         table.add_column(name, justify="right")
-    table.add_column("difference", justify="right")
+    compared = {"trained", "untrained"} <= set(names)
+    if compared:
+        table.add_column("difference", justify="right")
     for result in results:
-        for metric, trained in result.numbers["trained"].items():
-            if metric in ("weight_decay", "width"):
+        for metric in next(iter(result.numbers.values())):
+            if metric in CHOSEN or metric.endswith("_std"):
                 continue
-            row = [result.numbers.get(name, {}).get(metric) for name in names]
-            gain = trained - result.numbers["untrained"][metric]
-            table.add_row(
-                f"{result.protocol} {metric}", *("" if v is None else f"{v:.1f}" for v in row), f"{gain:+.1f}"
-            )
+            row = [_cell(result.numbers.get(name, {}), metric) for name in names]
+            if compared:
+                gain = result.numbers["trained"][metric] - result.numbers["untrained"][metric]
+                row.append(f"{gain:+.{_digits(metric)}f}")
+            table.add_row(f"{result.protocol} {metric}", *row)
     console.print()
     console.print(table)
     if (sentence := verdict(results)) is not None:
@@ -32,14 +37,27 @@ def print_results(results: Sequence[Result]) -> None:
 
 
 def verdict(results: Sequence[Result]) -> str | None:
-    """Whether pretraining helped, by the first accuracy at hand."""
+    """Whether pretraining helped, by the first accuracy or precision at hand."""
     for result in results:
-        for metric, trained in result.numbers["trained"].items():
-            if metric.startswith("top1"):
+        for metric, trained in result.numbers.get("trained", {}).items():
+            if metric.startswith(("top1", "map", "box_ap")):
                 untrained = result.numbers["untrained"][metric]
                 word = "helped" if trained > untrained + 1 else "did not help"
                 return f"Pretraining {word}: {result.protocol} {trained:.1f} % against {untrained:.1f} % untrained."
     return None
+
+
+def _cell(numbers: Numbers, metric: str) -> str:
+    """A number, with the deviation of repetitions where there were some."""
+    if metric not in numbers:
+        return ""
+    digits, deviation = _digits(metric), numbers.get(f"{metric}_std")
+    return f"{numbers[metric]:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
+
+
+def _digits(metric: str) -> int:
+    """After the point."""
+    return 3 if metric.removeprefix("embedding_") in FINE else 1
 
 
 def _title(result: Result) -> str:

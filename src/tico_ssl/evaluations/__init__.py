@@ -3,192 +3,142 @@
 A protocol has `Config`, a Section with its settings, and `run(context, config) -> Result`. Every number of a trained
 backbone stands beside the same number of an untrained one (and of raw pixels, where images are small), so that "did
 pretraining help?" is answered.
+
+A protocol that needs other data than labelled images has its own `open_context(run, data)`, which makes what its `run`
+gets as context (see `detection`). `NOT_IN_ALL`, where a protocol has it, says why `tico evaluate RUN all` leaves it
+out; what the data do not allow, `run` says itself, by a UserError.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from tico_ssl import catalogue
-from tico_ssl.data.source import Source
-from tico_ssl.data.sources import Given, open_source, open_training, shown
+from tico_ssl import catalogue, distributed
+from tico_ssl.data.sources import Given, as_source
 from tico_ssl.device import choose_device
 from tico_ssl.errors import UserError
-from tico_ssl.features import data_config, extract, image_batches, needed_side, pixels
+from tico_ssl.evaluation_context import (
+    Context,
+    Features,
+    Numbers,
+    Result,
+    fresh_twin,
+    frozen_features,
+    open_context,
+    splits,
+    untrained_twin,
+)
 from tico_ssl.json_lines import append_json_line
-from tico_ssl.networks.backbones import SMALL_IMAGE, Backbone, build_backbone
-from tico_ssl.networks.batch_norm import calibrate
-from tico_ssl.networks.storage import backbone_file, digest, load_backbone
-from tico_ssl.randomness import derived_seed, generator
-from tico_ssl.run_folder import Run, open_run
-from tico_ssl.section import Section, validate
+from tico_ssl.progress import say
+from tico_ssl.run_folder import Run
+from tico_ssl.section import validate
+from tico_ssl.subjects import home_of, import_model
 
-CALIBRATION_IMAGES = 2_560
-HELD_OUT = 0.2  # of labelled images, where the data have no test split of their own
-
-Numbers = dict[str, float]
-
-
-@dataclass(frozen=True)
-class Features:
-    """What a frozen representation makes of the training and the test images.
-
-    Labels are one class an image (N), or several (N, classes): 1 there, -1 not, 0 hard to say.
-    """
-
-    train: Tensor
-    test: Tensor
-    train_labels: Tensor | None = None
-    test_labels: Tensor | None = None
-
-    def labels(self, protocol: str) -> tuple[Tensor, Tensor]:
-        """The class of every image, or a line that says what is missing."""
-        train, test = self.raw_labels(protocol)
-        if train.ndim != 1 or test.ndim != 1:
-            raise UserError(f"{protocol} needs one class an image; these images have several")
-        return train, test
-
-    def raw_labels(self, protocol: str) -> tuple[Tensor, Tensor]:
-        """The labels, be it one an image or several, or a line that says that there are none."""
-        if self.train_labels is None or self.test_labels is None:
-            raise UserError(f"{protocol} needs labels: class folders, or a data set that has them (see --data)")
-        return self.train_labels, self.test_labels
-
-
-def frozen_features(backbone: Backbone, train: Source, test: Source, device: torch.device) -> Features:
-    """Both splits through a frozen backbone; images that cannot be read are left out with their labels."""
-    ours, theirs = extract(backbone, train, device, label="features"), extract(backbone, test, device)
-    return Features(
-        ours.features,
-        theirs.features,
-        None if train.labels is None else train.labels[ours.places],
-        None if test.labels is None else test.labels[theirs.places],
-    )
-
-
-@dataclass(frozen=True)
-class Result:
-    """One line of results.jsonl: numbers with everything that they depend on."""
-
-    protocol: str
-    settings: dict[str, Any]
-    data: dict[str, Any]
-    checkpoint: str
-    seed: int
-    numbers: dict[str, Numbers]
-    seconds: float
-
-
-@dataclass
-class Context:
-    """A trained backbone, an untrained twin, and data to judge them by. Features are extracted once."""
-
-    backbones: dict[str, Backbone]
-    train: Source
-    test: Source
-    data: dict[str, Any]
-    checkpoint: str
-    seed: int
-    device: torch.device = field(default_factory=choose_device)
-
-    @cached_property
-    def representations(self) -> list[str]:
-        """What is compared."""
-        small = self.train.images is not None and max(self.train.images.shape[-2:]) <= SMALL_IMAGE
-        return [*self.backbones, *(["pixels"] if small and self.test.images is not None else [])]
-
-    def features(self, representation: str) -> Features:
-        """Features of both splits under one representation."""
-        if representation not in self._features:
-            if representation == "pixels":
-                features = Features(pixels(self.train), pixels(self.test), self.train.labels, self.test.labels)
-            else:
-                features = frozen_features(self.backbones[representation], self.train, self.test, self.device)
-            self._features[representation] = features
-        return self._features[representation]
-
-    @cached_property
-    def _features(self) -> dict[str, Features]:
-        return {}
-
-    def compare(self, protocol: str, config: Section, measure: Callable[[Features], Numbers]) -> Result:
-        """The same measurement on every representation."""
-        start = perf_counter()
-        numbers = {name: measure(self.features(name)) for name in self.representations}
-        seconds = round(perf_counter() - start, 2)
-        settings = config.model_dump(mode="json")
-        return Result(protocol, settings, self.data, self.checkpoint, self.seed, numbers, seconds)
+ALL = "all"
 
 
 def evaluate(
-    run: str | Path, protocol: str, data: Given | None = None, overrides: Mapping[str, Any] | None = None
+    run: str | Path,
+    protocol: str,
+    data: Given | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    weights: str | Path | None = None,
+    cache: bool = True,
 ) -> Result:
-    """Judge a run (or a backbone file) by a protocol; the result is also added to the run's results.jsonl."""
-    return evaluate_with(open_context(run, data), run, protocol, overrides)
+    """Judge a run, a backbone file or a model by name by a protocol; the result is also added to its results.jsonl."""
+    subject = run if weights is None else import_model(run, weights, data)
+    return evaluate_all(subject, [protocol], data, overrides, cache)[0]
 
 
-def evaluate_with(
-    context: Context, run: str | Path, protocol: str, overrides: Mapping[str, Any] | None = None
-) -> Result:
-    """The same with a context at hand, so that several protocols share features."""
-    module = catalogue.load("evaluations", protocol)
-    config = validate(module.Config, dict(overrides or {}), f"evaluation {protocol}")
-    result: Result = module.run(context, config)
-    if (folder := Path(run).expanduser()).is_dir():
-        append_json_line(Run(folder).results_file, asdict(result))
+def evaluate_all(
+    run: str | Path,
+    protocols: Sequence[str],
+    data: Given | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    cache: bool = True,
+) -> list[Result]:
+    """The same by several protocols; those that need the same context share it. An override `few-shot.draws` is for one
+    protocol, `seed` for all that have it. `all` is every protocol that the data allow; the others are named with a
+    reason."""
+    everything = ALL in protocols
+    chosen = catalogue.entries("evaluations") if everything else list(protocols)
+    given = overrides_by_protocol(chosen, overrides or {})
+    for protocol in chosen:  # a misspelt name or key is said before the work begins
+        _config(protocol, given[protocol])
+    with distributed.session(choose_device()):  # one for all of them: processes do not meet twice under one launcher
+        results = list(_results(run, chosen, data, given, cache, everything))
+    if not results:
+        raise UserError(f"{shown_data(data)}: there is no protocol that these data allow")
+    return results
+
+
+def _results(
+    run: str | Path,
+    protocols: Sequence[str],
+    data: Given | None,
+    given: Mapping[str, Mapping[str, Any]],
+    cache: bool,
+    lenient: bool,
+) -> Iterator[Result]:
+    """One protocol after the other; a lenient evaluation goes on after one that the data do not allow."""
+    contexts: dict[Callable[..., Any], Any] = {}
+    for protocol in protocols:
+        module = catalogue.load("evaluations", protocol)
+        opener = getattr(module, "open_context", open_context)
+        try:
+            if lenient and hasattr(module, "NOT_IN_ALL"):
+                raise UserError(module.NOT_IN_ALL)
+            if opener not in contexts:
+                contexts[opener] = open_context(run, data, cache) if opener is open_context else opener(run, data)
+            result = evaluate_with(contexts[opener], run, protocol, given[protocol])
+        except UserError as reason:
+            if not lenient:
+                raise
+            say(f"left out {protocol}: {reason}")
+        else:
+            yield result
+
+
+def overrides_by_protocol(protocols: Sequence[str], overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Settings of each protocol: those without a protocol's name before them are for all that have such a setting."""
+    given: dict[str, dict[str, Any]] = {protocol: {} for protocol in protocols}
+    fields = {name: catalogue.load("evaluations", name).Config.model_fields for name in protocols}
+    for key, value in overrides.items():
+        name, _, inner = key.partition(".")
+        if inner and name in given:
+            given[name][inner] = value
+            continue
+        for protocol in [name for name in protocols if key in fields[name]] or protocols:  # nobody's: an error for all
+            given[protocol][key] = value
+    return given
+
+
+def shown_data(data: Given | None) -> str:
+    """What was given as data, in a line."""
+    named = None if data is None else as_source(data)
+    return "the run's data" if named is None else named if isinstance(named, str) else " + ".join(named)
+
+
+def evaluate_with(context: Any, run: str | Path, protocol: str, overrides: Mapping[str, Any] | None = None) -> Result:
+    """By one protocol, with a context at hand. Several processes make one result."""
+    config = _config(protocol, overrides)
+    with distributed.session(context.device):
+        result: Result = catalogue.load("evaluations", protocol).run(context, config)
+        if distributed.is_main():
+            _keep(result, home_of(run))
     return result
 
 
-def open_context(run: str | Path, data: Given | None = None) -> Context:
-    """Backbones and data of a run, ready for protocols."""
-    file = backbone_file(run)
-    trained = load_backbone(run)
-    config = data_config(run, data)
-    seed = open_run(run).recipe().training.seed if Path(run).expanduser().is_dir() else 0
-    channels, shorter = trained.config.channels, needed_side(trained)
-    train = open_training(config, channels, shorter)
-    train, test, how = splits(train, open_source(config, "test", channels, shorter), seed)
-    device = choose_device()
-    backbones = {"trained": trained, "untrained": untrained_twin(trained, train, seed, device)}
-    described = {"source": shown(config), "train": len(train), "test": len(test), "split": how}
-    return Context(backbones, train, test, described, digest(file), seed, device)
+def _keep(result: Result, home: Path) -> None:
+    """What has been measured is not lost because a folder cannot be written to."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        append_json_line(Run(home).results_file, asdict(result))
+    except OSError as error:
+        say(f"the result of {result.protocol} is not kept: {error}")
 
 
-def splits(train: Source, test: Source | None, seed: int) -> tuple[Source, Source, str]:
-    """Images to learn from and to be asked about, and how they were chosen: the data's own, or within every class.
-
-    Images of several classes, like those of none, are held out from the whole.
-    """
-    if test is not None:
-        return train, test, "the data's own"
-    order = torch.randperm(len(train), generator=generator(seed, "split"))
-    held_out = torch.zeros(len(train), dtype=torch.bool)
-    labels = train.labels
-    if labels is None or labels.ndim != 1:
-        labels = torch.zeros(len(train), dtype=torch.int64)
-    for label in labels.unique():
-        members = order[labels[order] == label]
-        held_out[members[: max(1, round(HELD_OUT * len(members)))]] = True
-    kept, out = (~held_out).nonzero().ravel(), held_out.nonzero().ravel()
-    if len(kept) == 0:
-        raise UserError(f"{train.name}: too few images to hold some out for a test")
-    how = f"{HELD_OUT:.0%} held out by seed {seed}, seen without labels in pretraining"
-    return train.subset(kept), train.subset(out), how
-
-
-def untrained_twin(trained: Backbone, train: Source, seed: int, device: torch.device) -> Backbone:
-    """The same architecture as it was before training, its BatchNorm calibrated on the data for a fair comparison."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derived_seed(seed, "weights"))
-        # Zero-gamma would make the twin shallower than a usual untrained network; it is the training's own device.
-        config = trained.config.model_copy(update={"zero_gamma": False})
-        twin = build_backbone(config, trained.image_size, trained.mean, trained.std).to(device)
-    shuffled = train.subset(torch.randperm(len(train), generator=generator(seed, "split", 1))[:CALIBRATION_IMAGES])
-    batches = (images for images, _ in image_batches(shuffled, twin, device))
-    return calibrate(twin, batches)  # type: ignore[return-value]
+def _config(protocol: str, overrides: Mapping[str, Any] | None) -> Any:
+    module = catalogue.load("evaluations", protocol)
+    return validate(module.Config, dict(overrides or {}), f"evaluation {protocol}")

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from tico_ssl.classification.scores import top_accuracies
 from tico_ssl.evaluations import Context, Features, Numbers, Result
 from tico_ssl.randomness import generator
 from tico_ssl.section import Section
@@ -30,27 +31,25 @@ class Config(Section):
 
 def run(context: Context, config: Config) -> Result:
     """Accuracy of a linear classifier on every representation, in per cent."""
-    return context.compare("linear", config, lambda features: _measure(features, config))
+    context.labels("linear")
+    return context.compare("linear", config, lambda features: probe(features, config, context.device))
 
 
-def _measure(features: Features, config: Config) -> Numbers:
-    train_labels, test_labels = features.labels("linear")
-    mean, std = features.train.mean(0), features.train.std(0).clamp_min(1e-6)
-    train, test = (features.train - mean) / std, (features.test - mean) / std
+def probe(features: Features, config: Config, device: torch.device) -> Numbers:
+    """Accuracy in per cent, and the decay that was chosen. Computed where the features fit."""
+    train_labels, test_labels = (labels.to(device) for labels in features.labels("linear"))
+    train, test = features.train.to(device), features.test.to(device)
+    mean, std = train.mean(0), train.std(0).clamp_min(1e-6)
+    train, test = (train - mean) / std, (test - mean) / std
     weight_decay = _best_decay(train, train_labels, config)
     logits = fit_linear(train, train_labels, weight_decay, config.iterations)(test)
-    top = logits.topk(min(5, logits.shape[1]), dim=1).indices == test_labels[:, None]
-    return {
-        "top1": 100 * float(top[:, 0].float().mean()),
-        "top5": 100 * float(top.any(dim=1).float().mean()),
-        "weight_decay": weight_decay,
-    }
+    return top_accuracies(logits, test_labels) | {"weight_decay": weight_decay}
 
 
 def _best_decay(train: Tensor, labels: Tensor, config: Config) -> float:
     if len(config.weight_decays) == 1:
         return config.weight_decays[0]
-    order = torch.randperm(len(train), generator=generator(config.seed, "probe"))
+    order = torch.randperm(len(train), generator=generator(config.seed, "probe")).to(train.device)
     held = max(1, round(config.held_out * len(train)))
     out, kept = order[:held], order[held:]
 
@@ -65,7 +64,7 @@ def fit_linear(
     features: Tensor, labels: Tensor, weight_decay: float, iterations: int, classes: int | None = None
 ) -> torch.nn.Linear:
     """The classifier that minimises cross-entropy plus half the decay times the squared weights, from zero."""
-    linear = torch.nn.Linear(features.shape[1], classes or int(labels.max()) + 1)
+    linear = torch.nn.Linear(features.shape[1], classes or int(labels.max()) + 1).to(features)
     torch.nn.init.zeros_(linear.weight)
     torch.nn.init.zeros_(linear.bias)
     optimizer = torch.optim.LBFGS(linear.parameters(), max_iter=iterations, line_search_fn="strong_wolfe")

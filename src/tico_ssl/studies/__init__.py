@@ -9,6 +9,7 @@ table      the outcome
 """
 
 import functools
+import importlib.util
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -129,7 +130,9 @@ class Workshop:
             )
             for variant in missing
         ]
-        failed = processes.run_all(works, 1, width, "timing") if works else {}
+        # On a GPU the next process may start meanwhile: what is measured there waits for a lock.
+        at_a_time = 2 if processes.gpus() == 1 and locks_exist() else 1
+        failed = processes.run_all(works, at_a_time, width, "timing") if works else {}
         self.costs = read_costs(self.folder, self.variants)
         if budget and budget.epochs_of in failed:
             raise UserError(f"run {budget.epochs_of}, whose time is the budget, failed: {failed[budget.epochs_of]}")
@@ -176,17 +179,22 @@ class Workshop:
         if self.folder.is_file() or any(parent.is_file() for parent in self.folder.parents):
             raise UserError(f"{self.folder} cannot be a folder: there is a file of that name")
         self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            import fcntl
-        except ImportError:  # no such locks on this system
+        if not locks_exist():
             yield
             return
+        import fcntl
+
         with (self.folder / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise UserError(f"another `tico study` is at work in {self.folder}") from error
             yield
+
+
+def locks_exist() -> bool:
+    """Whether this system knows locks on files that end with their process."""
+    return importlib.util.find_spec("fcntl") is not None
 
 
 def _speed(folder: Path, variant: Variant) -> str:

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import IO
 
 from tico_ssl.errors import UserError
 from tico_ssl.evaluations import evaluate_with, open_context
@@ -21,7 +22,9 @@ def time_variant(folder: Path, name: str) -> None:
     """Measure what a variant costs."""
     study = load_study(study_file(folder))
     (variant,) = [variant for variant in expand(study) if variant.name == name]
-    write_cost(folder, variant)
+    with (folder / "costs" / "lock").open("w") as alone:
+        lock(alone)
+        write_cost(folder, variant)
 
 
 def make_run(folder: Path, name: str) -> None:
@@ -61,10 +64,15 @@ def follow_parent() -> None:
 def wait_for_predecessor() -> None:
     """A run that a killed study left behind may still be writing its checkpoint: it holds the log file, which is this
     process's output, until it ends."""
+    lock(sys.stdout)
+
+
+def lock(file: IO[str]) -> None:
+    """Wait until no other process holds a file, where the system has such locks, and hold it until it is closed."""
     with contextlib.suppress(ImportError, OSError):
         import fcntl
 
-        fcntl.flock(sys.stdout.fileno(), fcntl.LOCK_EX)
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX)
 
 
 def main() -> None:

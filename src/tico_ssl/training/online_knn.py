@@ -1,4 +1,8 @@
-"""A quick kNN between epochs, when the data have labels: the one curve that says whether features get better."""
+"""A quick kNN between epochs, when the data have labels: the one curve that says whether features get better.
+
+On request also a linear probe. It is fitted anew each time to features of the network as it is then; a classifier that
+learns along with training would always be behind the features that it judges.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +14,12 @@ from tico_ssl import distributed
 from tico_ssl.config import Recipe
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_source
-from tico_ssl.evaluations import frozen_features, splits
+from tico_ssl.evaluations import frozen_features, linear, splits
 from tico_ssl.evaluations.knn import Config, knn_accuracy
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.views.policy import shorter_side
+
+QUICK = linear.Config(weight_decays=(1e-3,))  # without a search for the best decay
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,7 @@ class OnlineKnn:
     bank: Source
     queries: Source
     device: torch.device
+    linear_probe: bool = False
 
     @classmethod
     def of(cls, recipe: Recipe[Any], source: Source, device: torch.device) -> "OnlineKnn | None":
@@ -35,13 +42,19 @@ class OnlineKnn:
         bank, queries, _ = splits(source, test, settings.seed)
         if not _classified(queries):
             return None
-        return cls(bank.limited(settings.knn_images), queries.limited(settings.knn_images), device)
+        return cls(
+            bank.limited(settings.knn_images), queries.limited(settings.knn_images), device, settings.linear_probe
+        )
 
     def measure(self, backbone: nn.Module) -> dict[str, float]:
         """Accuracy in per cent, for the metrics."""
         assert isinstance(backbone, Backbone)
         features = frozen_features(backbone, self.bank, self.queries, self.device)
-        return {f"knn_{name}": value for name, value in knn_accuracy(features, Config()).items()}
+        numbers = {f"knn_{name}": value for name, value in knn_accuracy(features, Config()).items()}
+        if self.linear_probe:
+            found = linear.probe(features, QUICK, self.device)
+            numbers |= {f"linear_{name}": found[name] for name in ("top1", "top5")}
+        return numbers
 
 
 def _classified(source: Source) -> bool:

@@ -1,0 +1,90 @@
+"""What the two evaluations share: a context with pictures instead of labelled images, and the comparison."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from tico_ssl import distributed
+from tico_ssl.data.sources import Given, as_source
+from tico_ssl.detection.outlines import coco_tools
+from tico_ssl.detection.pictures import Splits, open_pictures
+from tico_ssl.detection.settings import RESULTLESS, Settings
+from tico_ssl.detection.training import Job, train
+from tico_ssl.device import choose_device
+from tico_ssl.errors import UserError
+from tico_ssl.evaluations import Result, fresh_twin
+from tico_ssl.progress import say
+from tico_ssl.run_folder import write_atomically
+from tico_ssl.subjects import Subject, open_subject
+
+
+@dataclass
+class PictureContext:
+    """A backbone to judge and pictures with objects. Detectors are kept in the backbone's own folder."""
+
+    subject: Subject
+    splits: Splits
+    source: str
+    device: torch.device = field(default_factory=choose_device)
+
+
+def open_picture_context(run: str | Path, data: Given | None = None) -> PictureContext:
+    """The backbone of a run, and a COCO or VOC folder."""
+    source = None if data is None else as_source(data)
+    if not isinstance(source, str):
+        raise UserError("detection and segmentation need --data: one folder in COCO's or VOC's layout")
+    subject = open_subject(run, data)
+    if (channels := subject.backbone.config.channels) not in (1, 3):
+        raise UserError(f"detection needs images of 1 or 3 channels, the backbone takes {channels}")
+    return PictureContext(subject, open_pictures(source, subject.seed), source)
+
+
+def compare(context: PictureContext, protocol: str, settings: Settings, masks: bool) -> Result:
+    """The same training with the pretrained backbone and with a random one. The same command goes on where it was."""
+    begun = perf_counter()
+    splits, subject = context.splits, context.subject
+    if splits.train.rule == "coco" or masks:
+        coco_tools()
+    if masks and not all(split.has_outlines for split in (splits.train, splits.test)):
+        raise UserError(f"{context.source}: segmentation needs outlines of objects, and there are none")
+    home = subject.home / protocol / _name(context, settings)
+    if distributed.is_main():
+        home.mkdir(parents=True, exist_ok=True)
+        described = {"settings": settings.model_dump(mode="json"), "data": context.source}
+        write_atomically(home / "settings.json", json.dumps(described, indent=2) + "\n")
+    distributed.barrier()
+    say(f"writing to {home}")
+    backbones = {"trained": subject.backbone} if subject.trained else {}
+    backbones["untrained"] = fresh_twin(subject.backbone, settings.seed)
+    numbers = {}
+    for name, backbone in backbones.items():
+        job = Job(f"{protocol} {name}", splits, settings, masks, home / name, context.device)
+        numbers[name] = train(job, backbone)
+    data = {
+        "source": context.source,
+        "train": len(splits.train),
+        "test": len(splits.test),
+        "split": splits.how,
+        "classes": len(splits.train.classes),
+        "rule": splits.test.rule,
+    }
+    written = settings.model_dump(mode="json")
+    seconds = round(perf_counter() - begun, 2)
+    return Result(protocol, written, data, subject.checkpoint, settings.seed, numbers, seconds)
+
+
+def _name(context: PictureContext, settings: Settings) -> str:
+    """A short name for all that decides the weights, so that another setting begins anew beside this one."""
+    decisive: Sequence[Any] = [
+        settings.model_dump(mode="json", exclude=RESULTLESS),
+        str(Path(context.source).expanduser().resolve()),
+        context.subject.checkpoint,
+        len(context.splits.train),
+    ]
+    return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:8]

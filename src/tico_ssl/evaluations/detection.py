@@ -1,0 +1,21 @@
+"""Object detection: Faster R-CNN on top of the backbone, by the paper's schedule for VOC07+12 (VOC or COCO folder).
+
+Beside it the same detector from a random backbone, trained in the same way.
+"""
+
+from tico_ssl.detection.protocol import PictureContext, compare, open_picture_context
+from tico_ssl.detection.settings import Settings
+from tico_ssl.evaluations import Result
+
+open_context = open_picture_context
+
+NOT_IN_ALL = "it trains a detector on a folder with boxes; ask for it by name"
+
+
+class Config(Settings):
+    """The paper's settings for VOC07+12."""
+
+
+def run(context: PictureContext, config: Config) -> Result:
+    """Average precision of boxes, in per cent."""
+    return compare(context, "detection", config, masks=False)

@@ -1,0 +1,54 @@
+"""Fine-tuning: all weights trained on all labels.
+
+Beside it an untrained backbone, trained from scratch in the same way. What comes out of the pretrained one is kept as a
+backbone file, with its classifier.
+"""
+
+from pathlib import Path
+from time import perf_counter
+
+from safetensors.torch import save_file
+from torch import nn
+
+from tico_ssl import distributed
+from tico_ssl.classification.fine_tuning import FineTuning, fine_tuned
+from tico_ssl.classification.scores import Numbers
+from tico_ssl.classification.settings import Positive
+from tico_ssl.evaluations import Context, Result
+from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.storage import save_backbone
+from tico_ssl.progress import say
+
+
+class Config(FineTuning):
+    """VICReg's rates for fine-tuning on a tenth of ImageNet; the paper does not fine-tune on all labels."""
+
+    epochs: Positive = 30
+    """Passes over the training images."""
+
+
+def run(context: Context, config: Config) -> Result:
+    """Accuracy after fine-tuning, in per cent."""
+    begun = perf_counter()
+    context.labels("fine-tune")
+
+    def measure(name: str) -> Numbers:
+        def make(place: Path | None) -> Numbers:
+            def keep(backbone: Backbone, head: nn.Module) -> None:
+                if place is not None and name == "trained" and distributed.is_main():
+                    _write(place.parent, backbone, head, context.train.classes)
+
+            return fine_tuned(context, config, name, f"fine-tune {name}", place, keep=keep)
+
+        return context.part("fine-tune", config, name, make)
+
+    numbers = {name: measure(name) for name in context.backbones}
+    return context.result("fine-tune", config, numbers, perf_counter() - begun)
+
+
+def _write(folder: Path, backbone: Backbone, head: nn.Module, classes: tuple[str, ...]) -> None:
+    """A backbone file as after pretraining, and beside it the linear classifier on its features."""
+    save_backbone(backbone, folder / "backbone.safetensors")
+    state = {name: value.detach().cpu().contiguous() for name, value in head.state_dict().items()}
+    save_file(state, folder / "head.safetensors", metadata={"classes": "\n".join(classes)})
+    say(f"fine-tuned backbone and classifier: {folder}")

@@ -1,0 +1,34 @@
+"""Instance segmentation: Mask R-CNN on top of the backbone, by the paper's schedule for COCO (COCO folder).
+
+Beside it the same network from a random backbone, trained in the same way.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from tico_ssl.detection.protocol import PictureContext, compare, open_picture_context
+from tico_ssl.detection.settings import Positive, Settings, Side
+from tico_ssl.evaluations import Result
+
+open_context = open_picture_context
+
+NOT_IN_ALL = "it trains a detector on a folder with boxes; ask for it by name"
+
+
+class Config(Settings):
+    """The paper's settings for COCO: detectron2's 1x schedule with another learning rate."""
+
+    iterations: Positive = 90_000
+    """Steps of training."""
+    lr: Annotated[float, Field(gt=0)] = 0.08
+    """Learning rate of SGD for this batch size; change both in proportion."""
+    decay_at: Annotated[tuple[float, ...], Field(strict=False)] = (6 / 9, 8 / 9)
+    """Shares of the iterations after which the rate is a tenth of what it was."""
+    sizes: Annotated[tuple[Side, ...], Field(min_length=1, strict=False)] = tuple(range(640, 801, 32))
+    """Pixels of the shorter side in training, one drawn for each image."""
+
+
+def run(context: PictureContext, config: Config) -> Result:
+    """Average precision of boxes and of masks, in per cent."""
+    return compare(context, "segmentation", config, masks=True)

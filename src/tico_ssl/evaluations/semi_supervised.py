@@ -1,0 +1,71 @@
+"""Semi-supervised: all weights fine-tuned on 1 % and 10 % of the labels, by the paper's rates and schedule.
+
+Beside it an untrained backbone, trained from scratch in the same way.
+"""
+
+from time import perf_counter
+from typing import Annotated, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from tico_ssl.classification.fine_tuning import FineTuning, fine_tuned
+from tico_ssl.classification.scores import Numbers, mean_and_deviation
+from tico_ssl.classification.settings import Positive, Rate
+from tico_ssl.classification.subsets import listed, share_of_each
+from tico_ssl.evaluations import Context, Result
+
+
+class Config(FineTuning):
+    """The paper's settings, the same for both shares."""
+
+    shares: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1, strict=False)] = (0.01, 0.1)
+    """Of the labels, drawn within every class, one image at least; a smaller share is contained in a larger one."""
+    list: str | None = None
+    """Instead of shares: a file that names the images, one a line, such as SimCLR's 1percent.txt."""
+    draws: Positive = 1
+    """Subsets of each share, of which mean and deviation are reported."""
+    epochs: Positive = 20
+    """Passes over the subset."""
+    schedule: Literal["cosine", "steps"] = "steps"
+    """How the rates fall: along half a cosine to zero, or in steps."""
+    lr_backbone: Rate = 0.002
+    """Learning rate of the backbone for this batch size."""
+    lr_head: Rate = 0.5
+    """Learning rate of the classifier for this batch size."""
+
+
+def run(context: Context, config: Config) -> Result:
+    """Accuracy after fine-tuning on each share, in per cent."""
+    begun = perf_counter()
+    labels, _ = context.labels("semi-supervised")
+    subsets = _subsets(context, config, labels)
+    numbers: dict[str, Numbers] = {}
+    for name in context.backbones:
+        numbers[name] = {}
+        for share, places in subsets.items():
+            scores = [_measure(context, config, name, share, draw, chosen) for draw, chosen in enumerate(places)]
+            numbers[name] |= {
+                f"{metric.replace('_std', '')}_{share}{'_std' if metric.endswith('_std') else ''}": value
+                for metric, value in mean_and_deviation(scores).items()
+            }
+    images = {share: len(places[0]) for share, places in subsets.items()}
+    return context.result("semi-supervised", config, numbers, perf_counter() - begun, labelled=images)
+
+
+def _measure(context: Context, config: Config, name: str, share: str, draw: int, places: Tensor) -> Numbers:
+    part = f"{name}-{share}" + (f"-{draw}" if draw else "")
+    title = f"semi-supervised {part.replace('-', ' ')}"
+    return context.part(
+        "semi-supervised", config, part, lambda place: fine_tuned(context, config, name, title, place, places)
+    )
+
+
+def _subsets(context: Context, config: Config, labels: Tensor) -> dict[str, "list[Tensor]"]:
+    """Places of the labelled images, by the name of the share and then by draw."""
+    if config.list is not None:
+        return {"listed": [listed(context.train, config.list)]}
+    return {
+        f"{100 * share:g}%": [share_of_each(labels, share, config.seed + draw) for draw in range(config.draws)]
+        for share in config.shares
+    }

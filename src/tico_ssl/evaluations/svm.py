@@ -1,0 +1,138 @@
+"""Linear SVMs on frozen features, one for each class, as on VOC07: costs by cross-validation, mean average precision.
+
+Images of one class each are taken as one class against the rest.
+"""
+
+import warnings
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import cross_val_score
+from sklearn.svm import LinearSVC
+from sklearn.utils.parallel import Parallel, delayed
+from torch import Tensor
+
+from tico_ssl.classification.scores import average_precision
+from tico_ssl.classification.settings import Positive, Rate
+from tico_ssl.data.streaming import default_workers
+from tico_ssl.errors import UserError
+from tico_ssl.evaluations import Context, Features, Numbers, Result
+from tico_ssl.json_lines import append_json_line, read_json_lines
+from tico_ssl.progress import track
+from tico_ssl.section import Section
+
+PRESENT, HARD, ABSENT = 1, 0, -1
+
+# The limit of iterations is part of the protocol, and high costs reach it.
+warnings.filterwarnings("ignore", "Liblinear failed to converge", ConvergenceWarning)
+
+
+class Config(Section):
+    """The settings of VISSL, which the paper's comparison uses."""
+
+    costs: Annotated[tuple[Rate, ...], Field(min_length=1, strict=False)] = (
+        *(0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 50.0, 100.0, 1000.0),
+    )
+    """C of the SVM, of which each class takes what is best in cross-validation."""
+    folds: Annotated[int, Field(ge=2)] = 3
+    """Of the cross-validation on the training images."""
+    positive_weight: Rate = 2.0
+    """What an image that has the class weighs; the others weigh 1."""
+    iterations: Positive = 2_000
+    """Of the solver, at most."""
+    most_images: Positive | None = 5_011
+    """Training images, evenly drawn; VOC2007 has this many. null: all of them."""
+    whole: bool = True
+    """Press the whole image into the square, since objects at the edge count, rather than cut its centre."""
+
+
+def run(context: Context, config: Config) -> Result:
+    """Mean average precision over the classes, in per cent."""
+    begun = perf_counter()
+    train, test = context.train, context.test
+    Features(Tensor(), Tensor(), train.labels, test.labels).raw_labels("svm")
+    numbers: dict[str, Numbers] = {}
+    for name in context.representations:
+
+        def make(place: Path | None, name: str = name) -> Numbers:
+            file = None if place is None else place.with_name(f"{place.name}.jsonl")
+            return svm_precision(context.features(name, config.whole), config, f"svm {name}", file)
+
+        numbers[name] = context.part("svm", config, name, make)
+    return context.result("svm", config, numbers, perf_counter() - begun)
+
+
+def svm_precision(features: Features, config: Config, title: str | None = None, kept: Path | None = None) -> Numbers:
+    """Mean average precision in per cent and, of images of one class each, the accuracy of the highest score.
+
+    Classes that are done are kept in a file, so that an interrupted evaluation goes on.
+    """
+    train_labels, test_labels = features.raw_labels("svm")
+    single = train_labels.ndim == 1
+    classes = int(max(train_labels.max(), test_labels.max())) + 1 if single else train_labels.shape[1]
+    targets, truths = (
+        np.where(labels.numpy()[:, None] == np.arange(classes), PRESENT, ABSENT) if single else labels.numpy()
+        for labels in (train_labels, test_labels)
+    )
+    train, test = unit_length(features.train), unit_length(features.test)
+    if config.most_images is not None and len(train) > config.most_images:
+        chosen = np.arange(config.most_images) * len(train) // config.most_images
+        train, targets = train[chosen], targets[chosen]
+    possible = [i for i in range(classes) if _enough(targets[:, i], config.folds) and (truths[:, i] == PRESENT).any()]
+    if not possible:
+        raise UserError(f"svm needs {config.folds} training images and a test image of a class, and there is none such")
+    done = {line["class"]: line for line in (read_json_lines(kept) if kept is not None else [])}
+    waiting = [i for i in possible if i not in done]
+    workers = min(len(waiting), default_workers()) or 1
+    jobs = (delayed(_one_class)(train, targets[:, i], test, config) for i in waiting)
+    made = Parallel(n_jobs=workers, prefer="threads", return_as="generator")(jobs)  # the solver lets others run
+    for number, (cost, scores) in zip(waiting, track(made, len(waiting), title)):
+        rated = truths[:, number] != HARD
+        precision = average_precision(scores[rated], truths[rated, number] == PRESENT)
+        done[number] = {"class": number, "cost": cost, "ap": precision, "scores": scores.tolist()}
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            append_json_line(kept, done[number])
+    numbers = {"map": 100 * float(np.mean([done[i]["ap"] for i in possible]))}
+    if single:
+        best = np.stack([done[i]["scores"] for i in possible], axis=1).argmax(axis=1)
+        numbers["top1"] = 100 * float((np.array(possible)[best] == test_labels.numpy()).mean())
+    return numbers
+
+
+def unit_length(features: Tensor) -> np.ndarray:
+    """Each row divided by its length, in float64; the small summand is VISSL's."""
+    values = features.double().numpy()
+    unit: np.ndarray = values / (np.linalg.norm(values, axis=1, keepdims=True) + 1e-5)
+    return unit
+
+
+def _one_class(train: np.ndarray, target: np.ndarray, test: np.ndarray, config: Config) -> tuple[float, np.ndarray]:
+    """The cost that is best in cross-validation, and the test scores of an SVM trained with it on everything.
+
+    An image that is hard to tell is a negative in training, as in VISSL.
+    """
+    truth = np.where(target == PRESENT, 1, -1)
+    cost = max(config.costs, key=lambda cost: _validated(train, truth, cost, config))
+    return cost, make_svm(cost, config).fit(train, truth).decision_function(test)
+
+
+def _validated(train: np.ndarray, truth: np.ndarray, cost: float, config: Config) -> float:
+    scores = cross_val_score(make_svm(cost, config), train, truth, cv=config.folds, scoring="average_precision")
+    return float(scores.mean())
+
+
+def make_svm(cost: float, config: Config) -> LinearSVC:
+    """One against the rest. Where there are more images than features the primal problem is solved, which has the same
+    solution as VISSL's dual and comes to it sooner."""
+    weights = {1: config.positive_weight, -1: 1.0}
+    return LinearSVC(C=cost, class_weight=weights, max_iter=config.iterations, tol=1e-4, dual="auto", random_state=0)
+
+
+def _enough(target: np.ndarray, folds: int) -> bool:
+    """Whether every fold can have both kinds of image."""
+    return min(int((target == PRESENT).sum()), int((target != PRESENT).sum())) >= folds
