@@ -44,7 +44,16 @@ def length(values: list[float]) -> float:
 class Loop:
     """LARS of one parameter, number by number; `lr_inside` is the variant that is not wanted."""
 
-    def __init__(self, parameter: Tensor, momentum: float, weight_decay: float, trust: float, lr_inside: bool = False):
+    def __init__(
+        self,
+        parameter: Tensor,
+        momentum: float,
+        weight_decay: float,
+        trust: float,
+        lr_inside: bool = False,
+        clip: bool = False,
+    ):
+        self.clip = clip
         self.adapted = parameter.ndim > 1
         self.p = [float(x) for x in parameter.detach().flatten()]
         self.m = [0.0] * len(self.p)
@@ -57,6 +66,8 @@ class Loop:
             ratio = 1.0
             if length(self.p) > 0 and length(g) > 0:
                 ratio = self.trust * length(self.p) / length(g)
+                if self.clip:
+                    ratio = min(ratio / lr, 1.0) if lr > 0 else 1.0
             g = [ratio * gi for gi in g]
         scale, rate = (lr, 1.0) if self.lr_inside else (1.0, lr)
         self.m = [self.momentum * mi + scale * gi for mi, gi in zip(self.m, g)]
@@ -227,6 +238,27 @@ def test_a_scaled_loss_matters_to_weights_when_there_is_decay():
         hand_out(params, gradients(0, [(2, 3)]), times)
         optimizer.step()
     assert (plain[0] - scaled[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("by_tensor", [False, True])
+def test_a_clipped_rate_is_bounded_by_lr_and_not_multiplied(by_tensor):
+    """Rates far below and far above what is adapted to, and none."""
+    params = parameters()
+    loops = [Loop(p, 0.9, 0.1, 0.02, clip=True) for p in params]
+    optimizer = LARS(params, lr=1.0, weight_decay=0.1, trust_coefficient=0.02, clip=True)
+    for step, lr in enumerate([0.0, 1e-6, 1e-3, 0.3, 10.0]):
+        optimizer.param_groups[0]["lr"] = torch.tensor(lr, dtype=torch.float64) if by_tensor else lr
+        grads = gradients(step)
+        hand_out(params, grads)
+        optimizer.step()
+        for loop, gradient in zip(loops, grads, strict=True):
+            loop.step(gradient, lr)
+        assert difference(params, loops) < TIGHT
+    (weight,) = parameters(shapes=[(6, 5)])
+    before = weight.detach().clone()
+    hand_out([weight], gradients(0, [(6, 5)]))
+    LARS([weight], lr=10.0, weight_decay=0.0, trust_coefficient=0.02, clip=True).step()
+    assert abs((weight - before).norm() / before.norm() - 0.02) < 1e-15  # the same at every rate above it
 
 
 def test_the_rate_may_be_a_tensor():

@@ -32,6 +32,8 @@ class OptimizerConfig(Section):
     """Of LARS and SGD."""
     trust_coefficient: Annotated[float, Field(gt=0)] = 1e-3
     """LARS: the length of a step relative to the weight's norm."""
+    clip_trust: bool = False
+    """LARS: the learning rate bounds the adapted rate of a weight instead of multiplying it, as in solo-learn."""
     nesterov: bool = False
     """Of SGD."""
     betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.999)
@@ -74,7 +76,13 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     lr: Any = torch.tensor(config.lr, device=device) if on_gpu else config.lr
     form = {"fused": True} if on_gpu else {"foreach": True}
     if config.name == "lars":
-        optimizer: Optimizer = LARS(groups, lr=lr, momentum=config.momentum, trust_coefficient=config.trust_coefficient)
+        optimizer: Optimizer = LARS(
+            groups,
+            lr=lr,
+            momentum=config.momentum,
+            trust_coefficient=config.trust_coefficient,
+            clip=config.clip_trust,
+        )
     elif config.name == "sgd":
         optimizer = torch.optim.SGD(groups, lr=lr, momentum=config.momentum, nesterov=config.nesterov, **form)
     else:

@@ -9,6 +9,11 @@ For every weight with two or more dimensions, with gradient g:
 
 Biases and normalisation parameters (one dimension or none) take the last two lines only.
 Several public versions differ: they add an epsilon, take the norm before the decay, or fold lr into the momentum.
+One of them is here on demand: with `clip` (solo-learn, LARC) the second line is
+
+    g <- g * min(trust_coefficient * |p| / |g| / lr, 1)
+
+so that the adapted rate does not grow with lr but is kept below it.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,6 +34,7 @@ class LARS(Optimizer):
         momentum: float = 0.9,
         weight_decay: float = 1.5e-6,
         trust_coefficient: float = 1e-3,
+        clip: bool = False,
     ) -> None:
         for name, value in {"lr": lr, "weight_decay": weight_decay, "trust_coefficient": trust_coefficient}.items():
             if not float(value) >= 0:  # which NaN is not either
@@ -40,6 +46,7 @@ class LARS(Optimizer):
             "momentum": momentum,
             "weight_decay": weight_decay,
             "trust_coefficient": trust_coefficient,
+            "clip": clip,
         }
         super().__init__(params, defaults)
 
@@ -59,13 +66,14 @@ class LARS(Optimizer):
     def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
         weights = [p for p in params if p.ndim > 1]
         others = [p for p in params if p.ndim <= 1]
-        directions = _adapted(weights, group["weight_decay"], group["trust_coefficient"]) if weights else []
+        lr = group["lr"]
+        cap = lr if group.get("clip") else None  # a state that was saved without it has none
+        directions = _adapted(weights, group["weight_decay"], group["trust_coefficient"], cap) if weights else []
         directions += [p.grad for p in others if p.grad is not None]
         params = weights + others
         momenta = [self._momentum_of(p) for p in params]
         torch._foreach_mul_(momenta, group["momentum"])
         torch._foreach_add_(momenta, directions)
-        lr = group["lr"]
         if isinstance(lr, Tensor):  # a tensor lets a captured step change its rate
             torch._foreach_sub_(params, torch._foreach_mul(momenta, lr))
         else:
@@ -78,13 +86,18 @@ class LARS(Optimizer):
         return state["momentum_buffer"]
 
 
-def _adapted(weights: list[Tensor], weight_decay: float, trust_coefficient: float) -> list[Tensor]:
-    """Gradients with decay, each rescaled to trust_coefficient times the norm of its weight."""
+def _adapted(
+    weights: list[Tensor], weight_decay: float, trust_coefficient: float, cap: float | Tensor | None
+) -> list[Tensor]:
+    """Gradients with decay, each rescaled to trust_coefficient times the norm of its weight; with a cap, to that over
+    the cap, but never made longer."""
     gradients = [p.grad for p in weights if p.grad is not None]
     directions = list(torch._foreach_add(gradients, weights, alpha=weight_decay))
     weight_norms = torch.stack(torch._foreach_norm(weights))
     norms = torch.stack(torch._foreach_norm(directions))
     ratios = trust_coefficient * weight_norms / norms
+    if cap is not None:
+        ratios = (ratios / cap).clamp(max=1.0)  # a rate of zero gives infinity, and one
     ratios = torch.where((weight_norms > 0) & (norms > 0), ratios, torch.ones_like(ratios))
     torch._foreach_mul_(directions, list(ratios.unbind()))
     return directions
