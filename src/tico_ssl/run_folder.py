@@ -1,7 +1,8 @@
 """A run on disk: what is where, read and written whole or not at all.
 
-recipe.yaml (resolved), environment.json, metrics.jsonl, train.log, TensorBoard events, views.png,
-checkpoints/last.pt (training state), checkpoints/backbone.safetensors (what one takes away), results.jsonl
+recipe.yaml (resolved), environment.json, metrics.jsonl, spectrum.jsonl (of TiCo's covariance), train.log, TensorBoard
+events, views.png, checkpoints/last.pt (training state), checkpoints/backbone.safetensors (what one takes away),
+results.jsonl
 """
 
 import json
@@ -37,6 +38,10 @@ class Run:
     @property
     def metrics_file(self) -> Path:
         return self.folder / "metrics.jsonl"
+
+    @property
+    def spectrum_file(self) -> Path:
+        return self.folder / "spectrum.jsonl"
 
     @property
     def results_file(self) -> Path:
@@ -110,7 +115,7 @@ def create_run(folder: Path, recipe: Recipe[Any], overwrite: bool) -> None:
 
 def _require_same(old: Recipe[Any], new: Recipe[Any], folder: Path) -> None:
     """A run resumes to the bit only as what it was."""
-    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    before, after = flattened(old.model_dump(mode="json")), flattened(new.model_dump(mode="json"))
     changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
     changed = [key for key in changed if not key.startswith(("description", "training.log_every", "training.workers"))]
     if changed:
@@ -121,11 +126,12 @@ def _require_same(old: Recipe[Any], new: Recipe[Any], folder: Path) -> None:
         )
 
 
-def _flat(values: Any, path: str = "") -> dict[str, Any]:
+def flattened(values: Any, path: str = "") -> dict[str, Any]:
+    """A tree of settings as one value for every path, such as training.epochs or views.0.blur."""
     if isinstance(values, dict) and values:
-        return {k: v for key, value in values.items() for k, v in _flat(value, f"{path}.{key}".lstrip(".")).items()}
+        return {k: v for key, value in values.items() for k, v in flattened(value, f"{path}.{key}".lstrip(".")).items()}
     if isinstance(values, list) and values:
-        return {k: v for i, value in enumerate(values) for k, v in _flat(value, f"{path}.{i}").items()}
+        return {k: v for i, value in enumerate(values) for k, v in flattened(value, f"{path}.{i}").items()}
     return {path: values}
 
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
 from tico_ssl.evaluations import Context, Features, Numbers, Result
+from tico_ssl.representation.neighbours import BANK_CHUNK, QUERY_CHUNK, nearest
 from tico_ssl.section import Section
 
 
@@ -28,37 +28,63 @@ class Config(Section):
         Voters(k=20, temperature=0.07),
         Voters(k=200, temperature=0.1),
     )
-    """Every pair is reported."""
+    """Every pair is reported; all of them take one search for neighbours."""
 
 
 def run(context: Context, config: Config) -> Result:
     """kNN accuracy of every representation, in per cent."""
-    return context.compare("knn", config, lambda features: knn_accuracy(features, config))
+    context.labels("knn")
+    return context.compare(
+        "knn", config, lambda features: knn_accuracy(features, config, context.device, "nearest neighbours")
+    )
 
 
-def knn_accuracy(features: Features, config: Config) -> Numbers:
+def knn_accuracy(
+    features: Features, config: Config, device: torch.device | None = None, label: str | None = None
+) -> Numbers:
     """Accuracy of every pair of settings, in per cent."""
     train_labels, test_labels = features.labels("knn")
-    votes = knn_predictions(features.train, train_labels, features.test, config.voters)
+    votes = knn_predictions(features.train, train_labels, features.test, config.voters, device=device, label=label)
     return {
-        f"top1_k{voter.k}": 100 * float((predicted == test_labels).float().mean())
-        for voter, predicted in zip(config.voters, votes)
+        name: 100 * float((predicted == test_labels).double().mean())
+        for name, predicted in zip(metric_names(config.voters), votes)
     }
 
 
+def metric_names(voters: Sequence[Voters]) -> list[str]:
+    """Under which name each pair is reported: with its temperature where several have the same k."""
+    counts = [voter.k for voter in voters]
+    return [f"top1_k{voter.k}" + (f"_t{voter.temperature:g}" if counts.count(voter.k) > 1 else "") for voter in voters]
+
+
 def knn_predictions(
-    train: Tensor, labels: Tensor, queries: Tensor, voters: Sequence[Voters], chunk: int = 1024
+    train: Tensor,
+    labels: Tensor,
+    queries: Tensor,
+    voters: Sequence[Voters],
+    chunk: int = QUERY_CHUNK,
+    bank_chunk: int = BANK_CHUNK,
+    device: torch.device | None = None,
+    label: str | None = None,
 ) -> list[Tensor]:
-    """Predicted classes for each pair of settings; similarities are held for one chunk of queries at a time."""
-    train = F.normalize(train, dim=1)
+    """Predicted classes for each pair of settings. Similarities are held for a chunk of queries and a chunk of the bank
+    at a time, and votes for a chunk of queries."""
+    most = max(voter.k for voter in voters)
+    found = nearest(train, queries, most, device=device, label=label, query_chunk=chunk, bank_chunk=bank_chunk)
     classes = int(labels.max()) + 1
-    largest = min(max(voter.k for voter in voters), len(train))
-    predictions: list[list[Tensor]] = [[] for _ in voters]
-    for part in F.normalize(queries, dim=1).split(chunk):
-        similarity, nearest = (part @ train.T).topk(largest, dim=1)
-        neighbours = labels[nearest]
-        for voter, found in zip(voters, predictions):
-            weights = torch.exp((similarity[:, : voter.k] - similarity[:, :1]) / voter.temperature)
-            scores = weights.new_zeros(len(part), classes).scatter_add_(1, neighbours[:, : voter.k], weights)
-            found.append(scores.argmax(dim=1))
-    return [torch.cat(found) for found in predictions]
+    neighbours = labels.to(found.places.device)[found.places]
+    return [
+        torch.cat(
+            [
+                _votes(cosines[:, : voter.k], classed[:, : voter.k], voter.temperature, classes)
+                for cosines, classed in zip(found.cosines.split(chunk), neighbours.split(chunk))
+            ]
+        ).to(labels.device)
+        for voter in voters
+    ]
+
+
+def _votes(cosines: Tensor, neighbours: Tensor, temperature: float, classes: int) -> Tensor:
+    weights = torch.exp((cosines - cosines[:, :1]) / temperature)  # the nearest has weight one: nothing overflows
+    scores = weights.new_zeros(len(weights), classes).scatter_add_(1, neighbours, weights)
+    return scores.argmax(dim=1)

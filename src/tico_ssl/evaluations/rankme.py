@@ -1,12 +1,13 @@
 """RankMe: how many dimensions the features really use (Garrido et al., 2023). Needs no labels."""
 
+from time import perf_counter
 from typing import Annotated
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from tico_ssl.evaluations import Context, Result
+from tico_ssl.evaluations import Context, Numbers, Result
+from tico_ssl.representation.projectors import embeddings
+from tico_ssl.representation.spectra import rankme
 from tico_ssl.section import Section
 
 
@@ -18,19 +19,14 @@ class Config(Section):
 
 
 def run(context: Context, config: Config) -> Result:
-    """RankMe of the backbone features of every representation, and the most that it could be."""
-    return context.compare(
-        "rankme",
-        config,
-        lambda features: {
-            "rankme": rankme(features.train[: config.images]),
-            "width": float(features.train.shape[1]),
-        },
-    )
-
-
-def rankme(features: Tensor, epsilon: float = 1e-7) -> float:
-    """exp of the entropy of the normalised singular values: 1 for a point, the width for an even spread."""
-    singular = torch.linalg.svdvals(features.double())
-    share = singular / singular.sum().clamp_min(1e-300) + epsilon
-    return float(torch.exp(-(share * share.log()).sum()))
+    """RankMe of the features of every backbone, of the embedding where there is a projector, and the most that each
+    could be."""
+    begun = perf_counter()
+    features = {name: context.features(name).train[: config.images] for name in context.backbones}
+    embedded = embeddings(context, features)
+    numbers: dict[str, Numbers] = {}
+    for name, values in features.items():
+        numbers[name] = {"rankme": rankme(values), "width": float(values.shape[1])}
+        if name in embedded:
+            numbers[name]["embedding_rankme"] = rankme(embedded[name])
+    return context.result("rankme", config, numbers, perf_counter() - begun)

@@ -9,10 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from rich.progress import TextColumn
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
 from tico_ssl import distributed
@@ -23,6 +25,9 @@ from tico_ssl.progress import bar, say
 from tico_ssl.run_folder import Run, write_atomically
 
 QUIET_LINES = 20  # lines of progress in a whole run when there is no terminal
+RANK_IMAGES = 256  # of the global batch, whose embeddings are decomposed at log steps: some milliseconds
+FEWEST_DIMENSIONS = 10  # that images and embedding must allow, for a rank to say something about collapse
+SPECTRUM_RANKS = 128  # eigenvalues of an epoch that are kept, at most: the first ones, and ever fewer of the others
 
 
 class Monitor:
@@ -37,8 +42,9 @@ class Monitor:
         self._paused = 0.0
         self.writer: SummaryWriter | None = None
         if distributed.is_main():
-            kept = [line for line in read_json_lines(run.metrics_file) if line["step"] <= start]
-            write_atomically(run.metrics_file, "".join(json.dumps(line) + "\n" for line in kept))
+            for file in (path for path in (run.metrics_file, run.spectrum_file) if path.is_file()):
+                kept = [line for line in read_json_lines(file) if line["step"] <= start]
+                write_atomically(file, "".join(json.dumps(line) + "\n" for line in kept))
             self.writer = SummaryWriter(str(run.folder), purge_step=start)
         self.progress = bar(TextColumn("{task.fields[status]}"))
         self.task = self.progress.add_task("pretraining", total=total_steps, completed=start, status="")
@@ -87,6 +93,8 @@ class Monitor:
             )
         self._latest = {}
         self.write(record)
+        if self.writer and float(epoch).is_integer() and (found := spectrum(method)) is not None:
+            append_json_line(self.run.spectrum_file, {"step": step, "epoch": round(epoch), **found})
         if after_warmup:
             self._warn_of_collapse(values, method)
         self.progress.update(self.task, status=_status(record))
@@ -104,6 +112,12 @@ class Monitor:
         for name, value in record.items():
             if name not in ("step", "epoch"):
                 self.writer.add_scalar(name, value, record["step"])
+
+    def show(self, name: str, picture: Path) -> None:
+        """Add a picture to TensorBoard."""
+        if self.writer:
+            with Image.open(picture) as opened:
+                self.writer.add_image(name, np.asarray(opened.convert("RGB")), self.start, dataformats="HWC")
 
     def epoch_ended(self, epoch: int, epochs: int, bad_files: int = 0) -> None:
         """One line in the log; on the console when there is no bar, and then only so many."""
@@ -138,6 +152,7 @@ def measure(output: StepOutput, method: Method, extra: dict[str, Any]) -> dict[s
         return values  # the monitor stops the run; eigenvalues of NaN are an error of their own
     if output.embedding is not None:
         values |= {name: float(value) for name, value in spread(output.embedding).items()}
+        values |= {name: float(value) for name, value in occupied(output.embedding).items()}
     return values | {name: float(value) for name, value in (method.diagnostics() | extra).items()}
 
 
@@ -152,6 +167,40 @@ def spread(embedding: Tensor) -> dict[str, Tensor]:
     }
 
 
+@torch.no_grad()
+def spectrum(method: Method) -> dict[str, list[float]] | None:
+    """Eigenvalues of the method's covariance as shares of all variation, largest first, with their ranks; None if it
+    keeps no covariance. Asked for at a log step, which waits for the device anyway, and nothing is written to."""
+    covariance = dict(method.named_buffers()).get("criterion.covariance") if isinstance(method, nn.Module) else None
+    if covariance is None:
+        return None
+    values = torch.linalg.eigvalsh(covariance.double()).flip(0).clamp_min(0)
+    shares = (values / values.sum().clamp_min(1e-300)).tolist()
+    ranks = np.unique(np.geomspace(1, len(shares), SPECTRUM_RANKS).round().astype(int)).tolist()
+    return {"ranks": ranks, "shares": [float(f"{shares[rank - 1]:.4g}") for rank in ranks]}
+
+
+def occupied(embedding: Tensor) -> dict[str, Tensor]:
+    """How much of the sphere images fill: RankMe of their embeddings, and uniformity (Wang and Isola, t = 2).
+
+    Of the first images of the global batch, by the matrix of their cosines. In float64: in float32, rounding alone
+    would make three dimensions of a point.
+    """
+    share = max(1, RANK_IMAGES // distributed.world_size())
+    z = F.normalize(distributed.gathered(embedding[:share].double()), dim=1)
+    n = len(z)
+    if min(z.shape) < FEWEST_DIMENSIONS:
+        return {}
+    cosines = z @ z.T
+    singular = torch.linalg.eigvalsh(cosines)[-min(z.shape) :].clamp_min(0).sqrt()  # there are no more
+    shares = singular / singular.sum() + 1e-7
+    near = torch.exp(4 * (cosines - 1).clamp_max(0)).sum() - n  # an image is no neighbour of itself
+    return {
+        "embedding_rank": torch.exp(-(shares * shares.log()).sum()),
+        "uniformity": torch.log(near.clamp_min(1e-300) / (n * (n - 1))),
+    }
+
+
 def collapse_signs(values: dict[str, float], collapsed_loss: float | None) -> dict[str, str]:
     """What the numbers say, in words; empty when all is well. Thresholds hold after warm-up, not at the start."""
     signs = {}
@@ -162,6 +211,9 @@ def collapse_signs(values: dict[str, float], collapsed_loss: float | None) -> di
         )
     if values.get("mean_cosine", 0.0) > 0.7:
         signs["mean_cosine"] = f"different images have cosine {values['mean_cosine']:.2f} on average; {advice}"
+    if values.get("embedding_rank", math.inf) < 3:
+        rank = values["embedding_rank"]
+        signs["embedding_rank"] = f"embeddings fill {rank:.1f} dimensions; {advice}"
     if values.get("largest_eigenvalue", 0.0) > 0.5:
         share = values["largest_eigenvalue"]
         signs["largest_eigenvalue"] = f"one direction holds {share:.0%} of all variation; {advice}"

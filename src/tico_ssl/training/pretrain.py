@@ -121,6 +121,7 @@ def train(recipe: Recipe[Any], run: Run, device: torch.device, overwrite: bool =
                 originals = [readable(source, place, bad) for place in portion.index[:COLUMNS].tolist()]
                 made = views.make(portion.pixels, portion.decisions)
                 save_contact_sheet(run.folder / "views.png", originals, made, views)
+                monitor.show("views", run.folder / "views.png")
             torch.manual_seed(derived_seed(seed, "network", step, distributed.rank()))
             lr = plan.lr(step)
             outcome = make_step(portion, lr, step / plan.steps)

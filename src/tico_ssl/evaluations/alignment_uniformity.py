@@ -1,0 +1,37 @@
+"""Alignment and uniformity: views of an image together, images apart (Wang and Isola, 2020). Needs no labels."""
+
+from time import perf_counter
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from tico_ssl.evaluations import Context, Numbers, Result
+from tico_ssl.representation.augmented import ViewSettings, views_of_images
+from tico_ssl.representation.projectors import embeddings
+from tico_ssl.representation.sphere import alignment, uniformity
+
+
+class Config(ViewSettings):
+    """Two views of each image."""
+
+    t: Annotated[float, Field(gt=0)] = 2.0
+    """How near two images must be to count: uniformity is the log of the mean of exp(-t distance squared)."""
+
+
+def run(context: Context, config: Config) -> Result:
+    """Both, of the features of every backbone, and of the embedding where there is a projector. Less is better."""
+    begun = perf_counter()
+    views = views_of_images(context, config, 2, "alignment-uniformity")
+    embedded = embeddings(context, views)
+    numbers: dict[str, Numbers] = {}
+    for name, values in views.items():
+        numbers[name] = _both(values, config.t)
+        if name in embedded:
+            numbers[name] |= {f"embedding_{metric}": v for metric, v in _both(embedded[name], config.t).items()}
+    return context.result("alignment-uniformity", config, numbers, perf_counter() - begun)
+
+
+def _both(views: Tensor, t: float) -> Numbers:
+    """Uniformity is that of the first views."""
+    return {"alignment": alignment(views[:, 0], views[:, 1]), "uniformity": uniformity(views[:, 0], t)}

@@ -1,0 +1,48 @@
+"""alpha-ReQ: how fast the spectrum of the features falls (Agrawal et al., 2022). Needs no labels."""
+
+from time import perf_counter
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from tico_ssl.errors import UserError
+from tico_ssl.evaluations import Context, Numbers, Result
+from tico_ssl.representation.spectra import PowerLaw, eigenvalues, power_law, usable
+from tico_ssl.section import Section
+
+FEWEST = 4  # points that a slope is fitted to
+
+
+class Config(Section):
+    """Where the power law is fitted."""
+
+    images: Annotated[int, Field(ge=2)] = 25_600
+    """At most this many training images."""
+    first: Annotated[int, Field(ge=1)] = 5
+    """Index of the first eigenvalue that counts, from 1: the largest few follow no law."""
+    last: Annotated[int, Field(ge=2)] | None = None
+    """Index of the last; by default half of those that stand above rounding, since few images bend the tail."""
+
+
+def run(context: Context, config: Config) -> Result:
+    """The exponent of the features of every backbone, and how much of the variation it explains."""
+    begun = perf_counter()
+    fits = {
+        name: fitted(eigenvalues(context.features(name).train[: config.images]), config) for name in context.backbones
+    }
+    numbers: dict[str, Numbers] = {name: {"alpha": fit.alpha, "alpha_r2": fit.r2} for name, fit in fits.items()}
+    ranges = {name: [fit.first, fit.last] for name, fit in fits.items()}
+    return context.result("alpha-req", config, numbers, perf_counter() - begun, fitted=ranges)
+
+
+def fitted(spectrum: Tensor, config: Config) -> PowerLaw:
+    """The power law of a spectrum where the settings say, or a line that says why there is none."""
+    above = usable(spectrum)
+    last = above // 2 if config.last is None else min(config.last, above)
+    if last - config.first + 1 < FEWEST:
+        raise UserError(
+            f"alpha-req fits {FEWEST} eigenvalues at least, and from {config.first} to {last} there are fewer "
+            f"({above} stand above rounding): give more images or lower first"
+        )
+    return power_law(spectrum, config.first, last)

@@ -1,0 +1,89 @@
+"""Clustering: k-means on the test features, and how well its clusters are the classes."""
+
+import warnings
+from time import perf_counter
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+from scipy.optimize import linear_sum_assignment
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+from sklearn.metrics.cluster import contingency_matrix
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from tico_ssl.classification.settings import Positive
+from tico_ssl.errors import UserError
+from tico_ssl.evaluations import Context, Numbers, Result
+from tico_ssl.progress import track
+from tico_ssl.randomness import derived_seed
+from tico_ssl.section import Section
+
+
+class Config(Section):
+    """How k-means begins and ends."""
+
+    clusters: Annotated[int, Field(ge=2)] | None = None
+    """By default as many as there are classes."""
+    restarts: Positive = 10
+    """Beginnings by k-means++, of which the one with the smallest distances is kept; labels do not choose."""
+    iterations: Positive = 300
+    """Of each, at most."""
+    unit_length: bool = True
+    """Bring features to length one first, so that clusters go by direction."""
+    images: Positive = 50_000
+    """At most this many test images, evenly spaced."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of the beginnings."""
+
+
+def run(context: Context, config: Config) -> Result:
+    """Agreement of clusters and classes for every representation, in per cent."""
+    begun = perf_counter()
+    context.labels("clustering")
+    numbers: dict[str, Numbers] = {}
+    for name in context.representations:
+        features = context.features(name)
+        _, labels = features.labels("clustering")
+        chosen, kept = features.test, labels
+        if len(chosen) > config.images:
+            places = [i * len(chosen) // config.images for i in range(config.images)]
+            chosen, kept = chosen[places], labels[places]
+        truth = kept.numpy()
+        numbers[name] = agreement(cluster(chosen, len(np.unique(truth)), config, f"clustering {name}"), truth)
+    return context.result("clustering", config, numbers, perf_counter() - begun)
+
+
+def cluster(features: Tensor, classes: int, config: Config, label: str | None = None) -> np.ndarray:
+    """The cluster of every image, by the best of several k-means."""
+    count = config.clusters or classes
+    if not 2 <= count <= len(features):
+        raise UserError(
+            f"clustering makes 2 clusters at least and {len(features)} at most of these images, not {count}"
+        )
+    values = (normalize(features, dim=1) if config.unit_length else features).float().numpy()
+    best: KMeans | None = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters: collapse, no error
+        for restart in track(range(config.restarts), config.restarts, label):
+            beginning = derived_seed(config.seed, "probe", restart) % 2**32
+            found = KMeans(count, n_init=1, max_iter=config.iterations, random_state=beginning).fit(values)
+            if best is None or found.inertia_ < best.inertia_:
+                best = found
+    assert best is not None
+    clusters: np.ndarray = best.labels_
+    return clusters
+
+
+def agreement(clusters: np.ndarray, truth: np.ndarray) -> Numbers:
+    """In per cent: mutual information over the mean of both entropies, Rand index adjusted for chance, and the share of
+    images that are right when clusters are given to classes one to one as well as can be."""
+    table = contingency_matrix(truth, clusters)
+    rows, columns = linear_sum_assignment(table, maximize=True)
+    return {
+        "nmi": 100 * float(normalized_mutual_info_score(truth, clusters)),
+        "ari": 100 * float(adjusted_rand_score(truth, clusters)),
+        "accuracy": 100 * float(table[rows, columns].sum() / len(truth)),
+    }

@@ -1,0 +1,35 @@
+"""LiDAR: how many directions tell images apart, against what views change (Thilak et al., 2023). Needs no labels."""
+
+from time import perf_counter
+from typing import Annotated
+
+from pydantic import Field
+
+from tico_ssl.evaluations import Context, Numbers, Result
+from tico_ssl.representation.augmented import ViewSettings, views_of_images
+from tico_ssl.representation.projectors import embeddings
+from tico_ssl.representation.spectra import lidar
+
+
+class Config(ViewSettings):
+    """Each image is a class of its own, and its views are the members."""
+
+    views: Annotated[int, Field(ge=2)] = 10
+    """Of each image. The authors take 50 of 1,000 images."""
+    delta: Annotated[float, Field(gt=0)] = 1e-4
+    """Added to the variance within images along every direction."""
+
+
+def run(context: Context, config: Config) -> Result:
+    """LiDAR of the features of every backbone, of the embedding where there is a projector, and the most that it could
+    be: the width, or one less than there are images."""
+    begun = perf_counter()
+    views = views_of_images(context, config, config.views, "lidar")
+    embedded = embeddings(context, views)
+    numbers: dict[str, Numbers] = {}
+    for name, values in views.items():
+        most = float(min(values.shape[2], len(values) - 1))
+        numbers[name] = {"lidar": lidar(values, config.delta), "width": most}
+        if name in embedded:
+            numbers[name]["embedding_lidar"] = lidar(embedded[name], config.delta)
+    return context.result("lidar", config, numbers, perf_counter() - begun)

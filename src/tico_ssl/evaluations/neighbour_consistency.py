@@ -1,0 +1,43 @@
+"""Neighbour consistency: whether views of an image find each other, and the same neighbours. Needs no labels."""
+
+from time import perf_counter
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tico_ssl.evaluations import Context, Numbers, Result
+from tico_ssl.representation.augmented import ViewSettings, views_of_images
+from tico_ssl.representation.neighbours import nearest
+
+
+class Config(ViewSettings):
+    """Two views of each image."""
+
+    k: Annotated[int, Field(ge=1)] = 10
+    """Neighbours that are compared."""
+
+
+def run(context: Context, config: Config) -> Result:
+    """Shares in per cent, of every backbone."""
+    begun = perf_counter()
+    views = views_of_images(context, config, 2, "neighbour-consistency")
+    numbers = {name: consistency(values, config.k, context.device) for name, values in views.items()}
+    return context.result("neighbour-consistency", config, numbers, perf_counter() - begun)
+
+
+def consistency(views: Tensor, k: int, device: torch.device | None = None) -> Numbers:
+    """Of views (images, 2, width) in per cent: how often the nearest of all other views is the same image's, and how
+    many of the k images nearest to one view, among first views, are also nearest to the other, among second ones."""
+    images = len(views)
+    k = min(k, images - 1)
+    both = torch.cat([views[:, 0], views[:, 1]])
+    itself = torch.arange(2 * images)
+    (found,) = nearest(both, both, 1, left_out=itself, device=device).places.cpu().T
+    lists = [nearest(view, view, k, left_out=itself[:images], device=device).places.cpu() for view in views.unbind(1)]
+    shared = (lists[0].unsqueeze(2) == lists[1].unsqueeze(1)).sum(dim=(1, 2))
+    return {
+        "same_image": 100 * float((found % images == itself % images).double().mean()),
+        f"kept_neighbours_k{k}": 100 * float(shared.double().mean()) / k,
+    }

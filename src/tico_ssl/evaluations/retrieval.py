@@ -1,0 +1,77 @@
+"""Retrieval: test images ask, training images are ranked by cosine, and those of the same class should come first."""
+
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from tico_ssl.classification.settings import Positive
+from tico_ssl.errors import UserError
+from tico_ssl.evaluations import Context, Features, Numbers, Result
+from tico_ssl.progress import track
+from tico_ssl.section import Section
+
+SIMILARITIES = 2**24  # that are held at a time
+
+
+class Config(Section):
+    """Which ranks are looked at."""
+
+    ks: Annotated[tuple[Positive, ...], Field(min_length=1, strict=False)] = (1, 5, 10)
+    """For precision and recall at k."""
+    queries: Positive = 10_000
+    """At most this many test images, evenly spaced: each ranks all training images."""
+
+
+def run(context: Context, config: Config) -> Result:
+    """Mean average precision, precision and recall of every representation, in per cent."""
+    context.labels("retrieval")
+    return context.compare(
+        "retrieval", config, lambda features: retrieved(features, config, context.device, "retrieval")
+    )
+
+
+@torch.no_grad()
+def retrieved(
+    features: Features, config: Config, device: torch.device | None = None, label: str | None = None
+) -> Numbers:
+    """In per cent: `map` over all ranks; `map_at_r` up to rank R, of which there are as many as images of the class;
+    `precision_at_k`, the share of the class among the first k; `recall_at_k`, the share of queries with one among them.
+
+    Queries whose class no training image has are left out.
+    """
+    labels, asked = features.labels("retrieval")
+    device = device or features.train.device
+    members = torch.bincount(labels, minlength=int(max(labels.max(), asked.max())) + 1)
+    possible = (members[asked] > 0).nonzero().ravel()
+    if len(possible) == 0:
+        raise UserError("retrieval needs a class that training and test images share, and there is none")
+    if len(possible) > config.queries:
+        possible = possible[torch.arange(config.queries) * len(possible) // config.queries]
+    bank, labels, members = features.train.to(device), labels.to(device), members.to(device)
+    lengths = bank.norm(dim=1).clamp_min(1e-12)
+    parts = possible.split(max(1, SIMILARITIES // len(bank)))
+    totals: dict[str, float] = {}
+    for part in track(parts, len(parts), label):
+        queries, wanted = F.normalize(features.test[part].to(device), dim=1), asked[part].to(device)
+        order = (queries @ bank.T / lengths).argsort(dim=1, descending=True, stable=True)
+        for name, values in _scores(labels[order] == wanted[:, None], members[wanted], config.ks).items():
+            totals[name] = totals.get(name, 0.0) + float(values.sum())
+    return {name: 100 * total / len(possible) for name, total in totals.items()}
+
+
+def _scores(hits: Tensor, members: Tensor, ks: tuple[int, ...]) -> dict[str, Tensor]:
+    """Of rankings (queries, bank) that say where an image of the class stands, for each query."""
+    ranks = torch.arange(1, hits.shape[1] + 1, device=hits.device)
+    precision = hits.cumsum(dim=1).double() / ranks * hits  # at the ranks of the class, zero elsewhere
+    scores = {
+        "map": precision.sum(dim=1) / members,
+        "map_at_r": (precision * (ranks <= members[:, None])).sum(dim=1) / members,
+    }
+    for k in ks:
+        first = hits[:, :k]
+        scores[f"precision_at_{k}"] = first.double().sum(dim=1) / k
+        scores[f"recall_at_{k}"] = first.any(dim=1).double()
+    return scores

@@ -1,0 +1,57 @@
+"""Spectrum: the eigenvalues of the features' covariance, and how many dimensions they make. Needs no labels."""
+
+from time import perf_counter
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from tico_ssl.evaluations import Context, Numbers, Result
+from tico_ssl.progress import say
+from tico_ssl.representation.projectors import embeddings
+from tico_ssl.representation.spectra import eigenvalues, entropy_rank, participation_ratio, thinned
+from tico_ssl.section import Section
+
+
+class Config(Section):
+    """What is decomposed."""
+
+    images: Annotated[int, Field(ge=2)] = 25_600
+    """At most this many training images."""
+    points: Annotated[int, Field(ge=2)] = 48
+    """Eigenvalues that the result keeps for a drawing, evenly spaced on a logarithmic axis."""
+
+
+def run(context: Context, config: Config) -> Result:
+    """Of the features of every backbone, and of the embedding where there is a projector. The eigenvalues themselves
+    are in the result's data, under `spectra`."""
+    begun = perf_counter()
+    features = {name: context.features(name).train[: config.images] for name in context.backbones}
+    embedded = embeddings(context, features)
+    numbers: dict[str, Numbers] = {}
+    spectra = {}
+    for name, values in features.items():
+        if len(values) <= values.shape[1]:
+            say(f"spectrum: {len(values):,} images cannot fill {values.shape[1]:,} dimensions; give more of them")
+        found = eigenvalues(values)
+        numbers[name] = measures(found)
+        spectra[name] = thinned(found, config.points)
+        if name in embedded:
+            found = eigenvalues(embedded[name])
+            numbers[name] |= {f"embedding_{metric}": value for metric, value in measures(found).items()}
+            spectra[f"{name} embedding"] = thinned(found, config.points)
+    return context.result("spectrum", config, numbers, perf_counter() - begun, spectra=spectra)
+
+
+def measures(spectrum: Tensor) -> Numbers:
+    """Three counts of dimensions, which agree if all are equal, and the share of the largest in per cent.
+
+    The effective rank is the exponential of an entropy: of variances, which are eigenvalues, or of deviations, which
+    are singular values (Roy and Vetterli, 2007). The second counts weak directions for more.
+    """
+    return {
+        "rank_by_variance": entropy_rank(spectrum),
+        "rank_by_deviation": entropy_rank(spectrum.sqrt()),
+        "participation_ratio": participation_ratio(spectrum),
+        "largest_share": 100 * float(spectrum[0] / spectrum.sum().clamp_min(1e-300)),
+    }
