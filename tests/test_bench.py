@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
-from tico_ssl.bench import Report, _executions, random_images, bench, rivals
+from tico_ssl.bench import Report, _executions, bench, random_images, rivals
 from tico_ssl.bench.ceilings import Ceilings, measure_ceilings
 from tico_ssl.bench.roofline import Operation, operations_of, roofline, step_operations
 from tico_ssl.bench.timing import time_calls, time_in_turn

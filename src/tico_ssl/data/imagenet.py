@@ -112,7 +112,7 @@ def _words(home: Path) -> dict[str, str]:
 
 def _synsets(path: Path) -> list[tuple[int, str, str]]:
     """Number, wnid and words of the classes. The kit's numbers are not in the order of the wnids."""
-    from scipy.io import loadmat  # type: ignore[import-untyped]
+    from scipy.io import loadmat
 
     try:
         rows = np.atleast_1d(loadmat(path, squeeze_me=True)["synsets"])
