@@ -1,4 +1,4 @@
-# make demo   install into .venv, pretrain on drawn textures, evaluate; about six minutes on two cores
+# make demo   install into .venv, pretrain on drawn textures, evaluate, report; about six minutes on two cores
 # make test   lint, type-check and test
 # make lint   only lint and type-check
 .PHONY: demo test lint clean
@@ -8,6 +8,7 @@ BIN = .venv/bin
 demo: .venv/.installed
 	$(BIN)/tico pretrain --resume
 	$(BIN)/tico evaluate runs/demo knn linear rankme
+	$(BIN)/tico report runs/demo
 
 test: lint
 	$(BIN)/python -m pytest

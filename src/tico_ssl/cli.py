@@ -107,6 +107,8 @@ def evaluate(
     say(f"\nadded to   {home_of(subject)}/results.jsonl")
     if not is_model_name(subject):
         say(f"use it     from tico_ssl import load_backbone; backbone = load_backbone({subject!r})")
+    if Path(subject).expanduser().is_dir():
+        say(f"next       tico report {subject}")
 
 
 @app.command()

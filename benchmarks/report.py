@@ -1,0 +1,46 @@
+"""Seconds that a report takes, part by part, in processor time, so that a busy machine gives the same answer.
+
+    OMP_NUM_THREADS=1 python benchmarks/report.py RUN >> benchmarks/logs/report.jsonl
+
+RUN should have 10,000 images in its two splits, and no folder `features`, whose content would be used again.
+"""
+
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tico_ssl import report as package
+from tico_ssl.feature_cache import FeatureCache
+from tico_ssl.report import embedding, image_sections, static
+from tico_ssl.run_folder import environment
+
+seconds: dict[str, float] = {"imports": time.process_time()}  # it counts from the start of the process
+
+
+def timed(owner: Any, name: str, part: str) -> None:
+    """Add the time of a function to a part."""
+    function: Callable[..., Any] = getattr(owner, name)
+
+    @functools.wraps(function)
+    def wrapper(*arguments: Any, **named: Any) -> Any:
+        start = time.process_time()
+        try:
+            return function(*arguments, **named)
+        finally:
+            seconds[part] = seconds.get(part, 0.0) + time.process_time() - start
+
+    setattr(owner, name, wrapper)
+
+
+timed(FeatureCache, "extract", "embedding")
+timed(embedding, "project", "map")
+timed(embedding, "thumbnails", "thumbnails")
+timed(image_sections, "build_atlas", "atlas")
+timed(static, "save", "figures for papers")
+path = package.report(sys.argv[1])
+rounded = {part: round(value, 2) for part, value in seconds.items()}
+total, size = round(time.process_time(), 2), round(path.stat().st_size / 2**20, 2)
+print(json.dumps({"total_seconds": total, "seconds": rounded, "mebibytes": size, **environment()}))

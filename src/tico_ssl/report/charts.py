@@ -1,0 +1,195 @@
+"""What is drawn, said once: the browser and the paper get the same figure from it.
+
+A chart is data and words. `as_plotly` makes a Plotly figure of it, `static.save` a file for a paper.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+# Okabe and Ito's colours, which people with any kind of colour vision can tell apart; blue a little lighter and grey
+# for black, so that all can be seen on white and on near-black. Beyond eight, marks change their shape.
+PALETTE = ("#1f83c4", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#9a8f00", "#8a8f98")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon")
+DASHES = ("solid", "dash", "dot", "dashdot")
+BEGUN, ENDED = (154, 165, 177), (213, 94, 0)  # colours of the first and the last moment of a run
+SHOWN_CELLS = 400  # of a heat map: more numbers than these cannot be read
+
+Kind = Literal["lines", "bars", "heat", "points"]
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values that belong together. `dashed` is for what was not measured, such as a bound."""
+
+    name: str
+    x: Sequence[Any]
+    y: Sequence[float | None]
+    colour: str | None = None
+    dashed: bool = False
+    deviation: Sequence[float | None] | None = None
+    places: Sequence[int] | None = None
+    """Of a map: which image each point is."""
+    rank: int | None = None
+    """Of its colour, dash and shape, where that is not its place in the chart."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure: `key` is its id and its file name; the caption says what to look for."""
+
+    key: str
+    title: str
+    caption: str
+    series: Sequence[Series]
+    x_label: str = ""
+    y_label: str = ""
+    kind: Kind = "lines"
+    log_x: bool = False
+    log_y: bool = False
+    cells: Sequence[Sequence[float]] = field(default_factory=list)
+    names: Sequence[str] = ()
+    """Of the rows and columns of a heat map."""
+    marks: bool = False
+    """Marks on the points of a line."""
+    from_zero: bool = False
+    """The scale begins at zero, so that heights compare."""
+    height: int = 340
+
+    @property
+    def alt(self) -> str:
+        """The figure in a sentence, for those who do not see it."""
+        if self.kind == "heat":
+            return f"Heat map of {len(self.names)} by {len(self.names)} classes: {self.title}."
+        if self.kind == "points":
+            return f"{self.title}: {sum(len(s.x) for s in self.series):,} points in {len(self.series)} groups."
+        ends = []
+        for series in self.series[:6]:
+            values = [value for value in series.y if value is not None]
+            if values and self.kind == "bars":
+                ends += [f"{name} {value:.4g}" for name, value in list(zip(series.x, values))[:12]]
+            elif values:
+                ends.append(f"{series.name} from {values[0]:.4g} to {values[-1]:.4g}")
+        word = "Bars" if self.kind == "bars" else "Curves"
+        return f"{word}: {self.title}. {'; '.join(ends)}."
+
+
+def label(text: str) -> str:
+    """Text that Plotly shows as it is: it would take tags in it for its own."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def over_time(share: float) -> str:
+    """The colour of a moment of a run, from 0 to 1."""
+    mixed = (round(a + (b - a) * share) for a, b in zip(BEGUN, ENDED))
+    return "#" + "".join(f"{value:02x}" for value in mixed)
+
+
+def as_plotly(chart: Chart) -> dict[str, Any]:
+    """Data and layout of a Plotly figure. Colours of paper, ink and grid are the page's, which may change."""
+    traces = {"lines": _line, "bars": _bars, "points": _points}
+    data = (
+        [_heat(chart)]
+        if chart.kind == "heat"
+        else [traces[chart.kind](chart, s, i) for i, s in enumerate(chart.series)]
+    )
+    layout: dict[str, Any] = {
+        "height": chart.height,
+        "margin": {"l": 56, "r": 12, "t": 12, "b": 44},
+        "xaxis": {"title": {"text": label(chart.x_label)}, "automargin": True},
+        "yaxis": {"title": {"text": label(chart.y_label)}, "automargin": True},
+        "showlegend": len(chart.series) > 1 and chart.kind != "bars",
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        "hovermode": "x unified" if chart.kind == "lines" and not chart.log_x and not chart.marks else "closest",
+    }
+    if chart.from_zero:
+        layout["yaxis"] |= {"rangemode": "tozero"}
+    if chart.log_x:
+        layout["xaxis"] |= {"type": "log", "dtick": 1}
+    if chart.log_y:
+        layout["yaxis"] |= {"type": "log", "dtick": 1, "exponentformat": "power"}
+    if chart.kind == "points":
+        layout |= {"margin": {"l": 0, "r": 0, "t": 0, "b": 0}, "dragmode": "pan"}
+        layout["legend"] |= {"y": -0.02, "yanchor": "top", "itemsizing": "constant"}
+        layout["xaxis"], layout["yaxis"] = {"visible": False}, {"visible": False, "scaleanchor": "x"}
+    if chart.kind == "heat":
+        layout["yaxis"] |= {"autorange": "reversed", "scaleanchor": "x", "type": "category"}
+        layout["yaxis"] |= {"constrain": "domain", "constraintoward": "top"}
+        layout["xaxis"] |= {"constrain": "domain", "constraintoward": "left", "type": "category"}
+    if chart.kind == "bars":
+        layout |= {"bargap": 0.35, "barcornerradius": 3, "margin": {"l": 56, "r": 36, "t": 12, "b": 44}}
+        layout["yaxis"] |= {"type": "category", "autorange": "reversed", "ticksuffix": "  "}
+        layout["xaxis"] |= {"rangemode": "tozero"}
+    return {"data": data, "layout": layout}
+
+
+def style(series: Series, number: int) -> tuple[str, int]:
+    """The colour of a series, and how often all colours have been used before: then dashes and shapes differ."""
+    number = number if series.rank is None else series.rank
+    return (series.colour, 0) if series.colour else (PALETTE[number % len(PALETTE)], number // len(PALETTE))
+
+
+def _line(chart: Chart, series: Series, number: int) -> dict[str, Any]:
+    colour, turn = style(series, number)
+    trace: dict[str, Any] = {
+        "type": "scatter",
+        "mode": "markers" if len(series.x) < 2 else "lines+markers" if chart.marks else "lines",
+        "name": label(series.name),
+        "x": list(series.x),
+        "y": list(series.y),
+        "line": {"color": colour, "width": 2, "dash": "dash" if series.dashed else DASHES[turn % len(DASHES)]},
+        "marker": {"color": colour, "size": 7},
+        "hovertemplate": f"{label(series.name)}: %{{y:.4~g}}<extra></extra>",
+    }
+    if series.deviation is not None:
+        trace["error_y"] = {"array": [value or 0.0 for value in series.deviation], "color": colour, "thickness": 1}
+    if chart.marks:
+        trace["hovertemplate"] = f"{label(series.name)}<br>%{{x:.4~g}}, %{{y:.4~g}}<extra></extra>"
+    return trace
+
+
+def _bars(chart: Chart, series: Series, number: int) -> dict[str, Any]:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": label(series.name),
+        "y": [label(str(name)) for name in series.x],
+        "x": list(series.y),
+        "marker": {"color": style(series, number)[0]},
+        "hovertemplate": "%{y}: %{x:.4~g}<extra></extra>",
+        "texttemplate": "%{x:.3~g}",
+        "textposition": "outside",
+        "constraintext": "none",
+        "cliponaxis": False,
+    }
+
+
+def _points(chart: Chart, series: Series, number: int) -> dict[str, Any]:
+    colour, turn = style(series, number)
+    return {
+        "type": "scattergl",
+        "mode": "markers",
+        "name": label(series.name),
+        "x": list(series.x),
+        "y": list(series.y),
+        "customdata": list(series.places or ()),
+        "marker": {"color": colour, "size": 5, "opacity": 0.75, "symbol": SYMBOLS[turn % len(SYMBOLS)]},
+        "hoverinfo": "none",
+    }
+
+
+def _heat(chart: Chart) -> dict[str, Any]:
+    names = [label(name) for name in chart.names]
+    few = len(names) ** 2 <= SHOWN_CELLS
+    return {
+        "type": "heatmap",
+        "z": [list(row) for row in chart.cells],
+        "x": names,
+        "y": names,
+        "xgap": 1,
+        "ygap": 1,
+        "zmin": 0,
+        "colorbar": {"thickness": 10, "outlinewidth": 0, "len": 0.8},
+        "hovertemplate": "%{y} taken for %{x}: %{z:.1f} %<extra></extra>",
+        **({"texttemplate": "%{z:.0f}", "showscale": False} if few else {}),
+    }

@@ -1,0 +1,218 @@
+"""What a backbone makes of images: a map of them, the nearest neighbours of some, and which classes it confuses.
+
+The one part of the report that needs networks. What it hands over are plain arrays.
+"""
+
+import importlib.util
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn.cluster import MiniBatchKMeans
+from sklearn.decomposition import PCA
+from sklearn.manifold import TSNE
+from sklearn.neighbors import NearestNeighbors
+from torch import Tensor
+
+from tico_ssl.data.bad_files import attempts
+from tico_ssl.data.decoding import BadImage
+from tico_ssl.data.names import printable
+from tico_ssl.data.source import Source
+from tico_ssl.data.sources import Given, open_source, open_training, shown
+from tico_ssl.device import choose_device
+from tico_ssl.evaluation_context import splits
+from tico_ssl.evaluations.knn import Voters, knn_predictions
+from tico_ssl.feature_cache import FeatureCache
+from tico_ssl.features import WORKERS, Extracted, needed_side
+from tico_ssl.report.picture import MOST_COLOURS, NEIGHBOURS, VOTERS, Images, Picture
+from tico_ssl.subjects import Subject, open_subject
+
+THUMBNAIL, LARGE_THUMBNAIL = 48, 96  # pixels, in the map and in the gallery
+BANK = 10_000  # training images that are compared with, where their features have to be made first
+JUDGED_BANK = 200_000  # and where an evaluation has kept them
+LANDMARKS = 4_000  # points that t-SNE arranges; 10,000 would take it minutes
+CLUSTERS = 12
+
+
+def picture_of(run: str | Path, data: Given | None, points: int, galleries: int, judged: Sequence[str] = ()) -> Picture:
+    """Embed images of a run's data, or others. `judged`: checkpoints whose features an evaluation has kept."""
+    subject = open_subject(run, data)
+    train, test = _splits(subject, needed_side(subject.backbone))
+    asked = test.limited(points)
+    bank = train.limited(JUDGED_BANK if subject.checkpoint in judged else BANK)
+    places = subject.data.source if isinstance(subject.data.source, (list, tuple)) else [subject.data.source]
+    cache, device = FeatureCache(subject.home / "features", tuple(places)), choose_device()
+    of_bank = cache.extract(subject.backbone, bank, device, "embedding")
+    of_test = cache.extract(subject.backbone, asked, device, "embedding")
+
+    small_bank, small_asked = bank, asked
+    if bank.images is None or asked.images is None:  # the same images, decoded as small as will do
+        small_train, small_test = _splits(subject, LARGE_THUMBNAIL)
+        small_bank, small_asked = small_train.limited(len(bank)), small_test.limited(len(asked))
+    side, large = (smallest_side([small_bank, small_asked], most) for most in (THUMBNAIL, LARGE_THUMBNAIL))
+    classified = all(source.labels is not None and source.labels.ndim == 1 for source in (bank, asked))
+
+    chosen = _spread(of_test, asked if classified else None, galleries)
+    similarity, nearest = _nearest(of_test.features[chosen], of_bank.features)
+    more = _filling(of_bank, points - len(of_test.places))
+    features = torch.cat([of_test.features, of_bank.features[more]])
+    positions, how = project(F.normalize(features, dim=1).numpy())
+    counts = f"{len(of_test.places):,} test images" + (f" and {len(more):,} training images" if len(more) else "")
+    both = [
+        _images(small_asked, asked, of_test.places, side, classified),
+        _images(small_bank, bank, of_bank.places[more], side, classified),
+    ]
+    classes = _classes(train, classified)
+    return Picture(
+        data=shown(subject.data),
+        classes=classes,
+        points=_joined(both),
+        positions=positions,
+        clusters=None if classified and len(classes) <= MOST_COLOURS else clusters(features.numpy()),
+        how=f"{counts}, {how}",
+        queries=_images(small_asked, asked, of_test.places[chosen], large, classified),
+        neighbours=_images(small_bank, bank, of_bank.places[nearest.ravel()], large, classified),
+        similarity=similarity.numpy(),
+        confusion=_confusion(of_bank, bank, of_test, asked) if classified else None,
+    )
+
+
+def _splits(subject: Subject, shorter: int) -> tuple[Source, Source]:
+    channels = subject.backbone.config.channels
+    test = open_source(subject.data, "test", channels, shorter)
+    train, test, _ = splits(open_training(subject.data, channels, shorter), test, subject.seed)
+    return train, test
+
+
+def _classes(source: Source, classified: bool) -> list[str]:
+    if not classified or source.labels is None:
+        return []
+    return [printable(name) for name in source.classes] or [str(i) for i in range(int(source.labels.max()) + 1)]
+
+
+def _spread(extracted: Extracted, source: Source | None, count: int) -> Tensor:
+    """Places in the features: classes take turns, by a fixed draw, so that nobody has picked the good ones."""
+    order = torch.randperm(len(extracted.places), generator=torch.Generator().manual_seed(0))
+    if source is not None and source.labels is not None:
+        labels = source.labels[extracted.places][order]
+        turn = torch.zeros(len(order), dtype=torch.int64)
+        for label in labels.unique():
+            members = (labels == label).nonzero().ravel()
+            turn[members] = torch.arange(len(members))
+        order = order[torch.argsort(turn * (int(labels.max()) + 1) + labels)]
+    return order[:count]
+
+
+def _nearest(queries: Tensor, bank: Tensor) -> tuple[Tensor, Tensor]:
+    cosine = F.normalize(queries, dim=1) @ F.normalize(bank, dim=1).T
+    similarity, nearest = cosine.topk(min(NEIGHBOURS, len(bank)), dim=1)
+    return similarity, nearest
+
+
+def _filling(extracted: Extracted, wanted: int) -> Tensor:
+    """Evenly spaced places of training images, as many as the map has room for."""
+    count = len(extracted.places)
+    wanted = max(0, min(wanted, count))
+    return torch.arange(wanted) * count // max(1, wanted)
+
+
+def _confusion(of_bank: Extracted, bank: Source, of_test: Extracted, asked: Source) -> np.ndarray:
+    assert bank.labels is not None
+    assert asked.labels is not None
+    known, true = bank.labels[of_bank.places], asked.labels[of_test.places]
+    predicted = knn_predictions(of_bank.features, known, of_test.features, [Voters(k=VOTERS, temperature=0.07)])[0]
+    classes = max(int(known.max()), int(true.max()), len(bank.classes) - 1) + 1
+    return torch.bincount(true * classes + predicted, minlength=classes**2).view(classes, classes).numpy()
+
+
+def _images(small: Source, source: Source, places: Tensor, side: int, classified: bool) -> Images:
+    labels = source.labels[places].numpy() if classified and source.labels is not None else None
+    names = [printable(source.names(place)) for place in places.tolist()]
+    return Images(names, labels, thumbnails(small, places, side))
+
+
+def _joined(parts: Sequence[Images]) -> Images:
+    labels = [part.labels for part in parts if part.labels is not None]
+    return Images(
+        [name for part in parts for name in part.names],
+        np.concatenate(labels) if len(labels) == len(parts) else None,
+        np.concatenate([part.thumbnails for part in parts]),
+    )
+
+
+def smallest_side(sources: Sequence[Source], most: int) -> int:
+    """Pixels of thumbnails: small images keep their size, since a browser enlarges them just as well."""
+    return min([most, *(min(source.images.shape[-2:]) for source in sources if source.images is not None)])
+
+
+def thumbnails(source: Source, places: Tensor, side: int) -> np.ndarray:
+    """The central squares of images (n, side, side, 3); black, where one cannot be read."""
+    if source.images is not None:
+        parts = [_squares(source.take(part), side) for part in places.split(1024)]
+    else:
+        found = attempts(source, places.tolist(), WORKERS)
+        parts = [_squares((torch.zeros(3, side, side) if isinstance(x, BadImage) else x)[None], side) for x in found]
+    return np.concatenate(parts) if parts else np.zeros((0, side, side, 3), dtype=np.uint8)
+
+
+def _squares(images: Tensor, side: int) -> np.ndarray:
+    """As (n, side, side, 3) bytes. Of other than three channels, the first three, or the first as grey."""
+    images = images if images.is_floating_point() else images / 255
+    images = images[:, :3] if images.shape[1] >= 3 else images[:, :1].expand(-1, 3, -1, -1)
+    height, width = images.shape[-2:]
+    short = min(height, width)
+    top, left = (height - short) // 2, (width - short) // 2
+    images = images[..., top : top + short, left : left + short]
+    if short != side:
+        images = F.interpolate(images, size=(side, side), mode="bilinear", antialias=True)
+    return (images.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy()
+
+
+def clusters(features: np.ndarray) -> np.ndarray:
+    """A number for each image, the same for those that lie together: colours for images without classes."""
+    count = min(CLUSTERS, max(1, len(features) // 4))
+    found: np.ndarray = MiniBatchKMeans(count, n_init=3, random_state=0).fit_predict(features)
+    return found
+
+
+def project(features: np.ndarray) -> tuple[np.ndarray, str]:
+    """Two numbers for each image, and in words how they were found: UMAP where it is installed, else t-SNE."""
+    count = len(features)
+    if count < 30:
+        return _padded(PCA(min(2, *features.shape), random_state=0).fit_transform(features)), "by PCA"
+    dimensions = min(50, *features.shape)
+    reduced = PCA(dimensions, random_state=0).fit_transform(features)
+    if importlib.util.find_spec("umap") is not None:
+        import umap
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of fewer threads, for the sake of the seed
+            return umap.UMAP(random_state=0).fit_transform(reduced), f"by UMAP of {dimensions} principal components"
+    marks = np.arange(min(count, LANDMARKS)) * count // min(count, LANDMARKS)
+    perplexity = min(30.0, (len(marks) - 1) / 3)
+    embedded = TSNE(2, perplexity=perplexity, max_iter=500, init="pca", random_state=0).fit_transform(reduced[marks])
+    how = f"by t-SNE of {dimensions} principal components"
+    if len(marks) == count:
+        return embedded, how
+    return _placed(reduced, marks, embedded), f"{how}; {len(marks):,} are arranged, the others stand by the nearest"
+
+
+def _placed(points: np.ndarray, marks: np.ndarray, embedded: np.ndarray) -> np.ndarray:
+    """All points in a map of some: each between the three that are nearest to it, and a little beside."""
+    distance, nearest = NearestNeighbors(n_neighbors=3).fit(points[marks]).kneighbors(points)
+    weights = 1 / np.maximum(distance, 1e-6)
+    placed = (embedded[nearest] * weights[..., None]).sum(1) / weights.sum(1, keepdims=True)
+    # A stranger between two groups would otherwise stand in the void: near its nearest it is at least near someone.
+    placed = 0.5 * placed + 0.5 * embedded[nearest[:, 0]]
+    reach = np.linalg.norm(embedded.max(0) - embedded.min(0))
+    placed += np.random.default_rng(0).normal(scale=0.003 * reach, size=placed.shape)
+    placed[marks] = embedded
+    result: np.ndarray = placed
+    return result
+
+
+def _padded(positions: np.ndarray) -> np.ndarray:
+    return np.pad(positions, ((0, 0), (0, 2 - positions.shape[1])))

@@ -1,0 +1,156 @@
+"""The sections of a report that show images: the map, the nearest neighbours, and the classes."""
+
+import numpy as np
+
+from tico_ssl.report.atlas import build_atlas, image_url
+from tico_ssl.report.charts import Chart, Series
+from tico_ssl.report.html import Html, tag
+from tico_ssl.report.page import Cell, Section, Thumbnails, figure, folded, paragraph, table
+from tico_ssl.report.picture import NEIGHBOURS, VOTERS, Images, Picture
+
+MOST_CLASSES = 50  # in a confusion matrix; beyond, the pairs say more
+MOST_BARS = 40  # classes whose accuracy is drawn
+SHORT_GALLERY = 12  # rows that are shown at first, as the style sheet says
+
+
+def map_section(picture: Picture) -> tuple[Section, Thumbnails]:
+    """A map of the embedding with the image on hover."""
+    labels = picture.points.labels if picture.clusters is None else picture.clusters
+    assert labels is not None
+    names = picture.classes if picture.clusters is None else [f"cluster {i + 1}" for i in range(int(labels.max()) + 1)]
+    series = []
+    for number, name in enumerate(names):
+        places = np.flatnonzero(labels == number)
+        if len(places):
+            x, y = (picture.positions[places, axis].round(2).tolist() for axis in (0, 1))
+            series.append(Series(name, x, y, places=places.tolist(), rank=number))
+    colours = "class" if picture.clusters is None else "cluster (k-means)"
+    if picture.clusters is not None and picture.classes:
+        colours += f", since {len(picture.classes):,} classes are more than there are colours"
+    chart = Chart(
+        "map",
+        "Map of the embedding",
+        f"{picture.how}; coloured by {colours}. What the network takes for alike stands together. Point at an image to "
+        "see it; with the keyboard, arrow keys walk from image to image.",
+        series,
+        kind="points",
+        height=620,
+    )
+    shown = [names[label] for label in labels]
+    known = picture.points.labels
+    notes = shown if known is None else [picture.classes[label] for label in known]
+    thumbnails = Thumbnails(build_atlas(picture.points.thumbnails), picture.points.names, notes)
+    hint = tag("div", tag("canvas", width=96, height=96), tag("p", ""), tag("p", ""), class_="card", hidden=True)
+    return Section("embedding", "Embedding", [figure(chart, hint)], [chart]), thumbnails
+
+
+def gallery(picture: Picture) -> Section:
+    """Test images with their nearest training images."""
+    per = len(picture.similarity[0]) if len(picture.similarity) else NEIGHBOURS
+    rows = [
+        _gallery_row(picture, number, slice(number * per, (number + 1) * per))
+        for number in range(len(picture.queries.names))
+    ]
+    text = f"Test images (left) and the {per} training images nearest to them by cosine."
+    controls = Html("")
+    if picture.classes:
+        text += " Neighbours of another class are crossed. Classes take turns by a fixed draw: nobody has picked these."
+        options = [tag("option", "all classes", value="")]
+        options += [tag("option", name, value=i) for i, name in enumerate(picture.classes)]
+        controls = tag(
+            "p",
+            tag("label", "Show ", tag("select", options, id="gallery-class")),
+            tag("label", tag("input", type="checkbox", id="gallery-wrong"), " only those with a wrong neighbour"),
+            class_="controls",
+        )
+    more = tag("button", f"Show all {len(rows)}", type="button", class_="more", id="gallery-all")
+    content = [paragraph(text), controls, tag("div", rows, class_="gallery short"), more]
+    return Section("neighbours", "Neighbours", content[: 4 if len(rows) > SHORT_GALLERY else 3])
+
+
+def _gallery_row(picture: Picture, number: int, at: slice) -> Html:
+    label = None if picture.queries.labels is None else int(picture.queries.labels[number])
+    near = [_neighbour(picture, place, label, number) for place in range(at.start, at.stop)]
+    wrong = label is not None and any(int(other) != label for other in _labels(picture.neighbours, at))
+    title = picture.classes[label] if label is not None else picture.queries.names[number]
+    image = _image(picture.queries, number, f"Query: {title}")
+    return tag(
+        "div",
+        tag("figure", image, tag("figcaption", title), class_="query"),
+        tag("div", near, class_="near"),
+        class_="row",
+        data_class=label,
+        data_wrong=wrong or None,
+    )
+
+
+def _labels(images: Images, at: slice) -> list[int]:
+    return [] if images.labels is None else images.labels[at].tolist()
+
+
+def _neighbour(picture: Picture, place: int, label: int | None, number: int) -> Html:
+    images = picture.neighbours
+    cosine = picture.similarity[number, place % len(picture.similarity[number])]
+    other = None if images.labels is None else int(images.labels[place])
+    words = images.names[place] if other is None else picture.classes[other]
+    state = None if label is None else "right" if other == label else "wrong"
+    mark = {"right": ", the same class", "wrong": ", another class"}.get(state or "", "")
+    image = _image(images, place, f"{words}{mark}, cosine {cosine:.2f}")
+    return tag("span", image, class_=state, title=f"{words} · cosine {cosine:.2f}")
+
+
+def _image(images: Images, place: int, alt: str) -> Html:
+    return tag("img", src=image_url(images.thumbnails[place]), alt=alt, width=72, height=72)
+
+
+def classes(picture: Picture) -> Section:
+    """Accuracy of each class, and which is taken for which."""
+    if picture.confusion is None:
+        text = (
+            "Without one class an image there is nothing to be right or wrong about. Class folders would give labels."
+        )
+        return Section("classes", "Classes", [paragraph(text, class_="missing")])
+    counts = picture.confusion.sum(1)
+    share = 100 * picture.confusion / np.maximum(counts, 1)[:, None]
+    right = np.diag(share)
+    seen = np.flatnonzero(counts)
+    total = 100 * np.trace(picture.confusion) / max(1, counts.sum())
+    vote = f"kNN with k = {VOTERS} on {int(counts.sum()):,} test images: {total:.1f} % right."
+    order = seen[np.argsort(right[seen], kind="stable")][:MOST_BARS]
+    first = "The hardest classes first." if len(order) == len(seen) else f"The {len(order)} hardest of {len(seen):,}."
+    names = [picture.classes[i] for i in order]
+    charts = [
+        Chart(
+            "class-accuracy",
+            "Accuracy of each class",
+            f"{vote} {first}",
+            [Series("accuracy", names, right[order].round(1).tolist())],
+            "per cent",
+            kind="bars",
+            height=max(240, 60 + 22 * len(order)),
+        )
+    ]
+    if len(picture.classes) <= MOST_CLASSES:
+        charts.append(
+            Chart(
+                "confusion",
+                "Confusion",
+                "Per cent of the images of a class (row) that were taken for each class (column).",
+                [],
+                "taken for",
+                "class",
+                kind="heat",
+                cells=share.round(1).tolist(),
+                names=picture.classes,
+                height=560,
+            )
+        )
+    pairs = [(share[i, j], i, j) for i in seen for j in range(len(share)) if i != j and share[i, j] > 0]
+    worst = sorted(pairs, key=lambda pair: -pair[0])[:10]
+    rows: list[list[Cell | Html | str]] = [
+        [picture.classes[i], picture.classes[j], Cell(f"{value:.1f} %", float(value))] for value, i, j in worst
+    ]
+    content = [figure(chart) for chart in charts]
+    if rows:
+        content.append(folded("The ten most common mistakes", table(["class", "taken for", "of its images"], rows)))
+    return Section("classes", "Classes", content, charts)

@@ -1,0 +1,155 @@
+"""One file that opens from disk: sections of text, tables and figures, with all that they need inside."""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+from tico_ssl.report.atlas import Atlas
+from tico_ssl.report.charts import Chart, as_plotly
+from tico_ssl.report.html import Child, Html, inline_json, joined, tag
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in a table, and the number behind it where there is one."""
+
+    text: str
+    value: float | None = None
+    deviation: float | None = None
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page. `key` is its address on the page."""
+
+    key: str
+    title: str
+    content: list[Html]
+    charts: list[Chart] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Thumbnails:
+    """The images that a map shows on hover: a name and a note for each, and the atlas that they are in."""
+
+    atlas: Atlas
+    names: list[str]
+    notes: list[str]
+
+
+def page(title: str, header: list[Html], sections: Sequence[Section], thumbnails: Thumbnails | None = None) -> str:
+    """The whole document."""
+    figures = {chart.key: as_plotly(chart) for section in sections for chart in section.charts}
+    values: dict[str, Any] = {"figures": figures, "images": None}
+    if thumbnails is not None:
+        atlas = thumbnails.atlas
+        values["images"] = {
+            "side": atlas.side,
+            "columns": atlas.columns,
+            "perSheet": atlas.per_sheet,
+            "sheets": atlas.sheets,
+            "names": thumbnails.names,
+            "notes": thumbnails.notes,
+        }
+    scripts = [_plotly(), _packaged("script.js")] if figures else [_packaged("script.js")]
+    body = [
+        tag("a", "Skip to the content", class_="skip", href="#content"),
+        tag("nav", tag("ol", [_link(section) for section in sections]), aria_label="Contents"),
+        tag("main", tag("header", header), [_section(section) for section in sections], id="content"),
+        tag("script", inline_json(values), type="application/json", id="data"),
+        *(tag("script", Html(script)) for script in scripts),
+    ]
+    head = [
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_policy(scripts)),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", title),
+        tag("style", Html(_packaged("style.css"))),
+    ]
+    return f"<!DOCTYPE html>\n{tag('html', tag('head', head), tag('body', body), lang='en')}\n"
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """Nothing is fetched from anywhere, and only these scripts run: whatever a name may contain, it stays text.
+
+    Plotly's WebGL makes functions of text, hence unsafe-eval; it also sets styles on elements.
+    """
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    allowed = " ".join(f"'sha256-{value}'" for value in hashes)
+    return f"default-src 'none'; script-src {allowed} 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+def figure(chart: Chart, *more: Child) -> Html:
+    """The place of a figure, with its caption. Text alternatives are for those who see neither."""
+    return tag(
+        "figure",
+        tag("figcaption", tag("strong", chart.title), " ", chart.caption),
+        tag("div", class_="plot", id=chart.key, role="img", aria_label=chart.alt, style=f"height:{chart.height}px"),
+        *more,
+        class_="wide" if chart.kind in ("points", "heat") else None,
+    )
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Cell | Html | str]], sortable: bool = False) -> Html:
+    """A table that scrolls by itself when it is wider than the page; its columns sort on a click if asked to."""
+    names = [
+        tag("th", tag("button", name, type="button") if sortable else name, scope="col", class_=_align(rows, column))
+        for column, name in enumerate(head)
+    ]
+    lines = [tag("tr", [_cell(value, _align(rows, i)) for i, value in enumerate(row)]) for row in rows]
+    inner = tag("table", tag("thead", tag("tr", names)), tag("tbody", lines), class_="sortable" if sortable else None)
+    return tag("div", inner, class_="scroll", tabindex=0, role="region", aria_label="Table")
+
+
+def _align(rows: Sequence[Sequence[Cell | Html | str]], column: int) -> str | None:
+    cells = [row[column] for row in rows]
+    return "number" if any(isinstance(cell, Cell) and cell.value is not None for cell in cells) else None
+
+
+def _cell(value: Cell | Html | str, align: str | None) -> Html:
+    if isinstance(value, Cell):
+        return tag("td", value.text, class_=align, data_value=value.text if value.value is None else value.value)
+    return tag("td", value, class_=align)
+
+
+def paragraph(*children: Child, class_: str | None = None) -> Html:
+    """Text."""
+    return tag("p", *children, class_=class_)
+
+
+def command(text: str) -> Html:
+    """What a user may type."""
+    return tag("code", text)
+
+
+def folded(title: str, *children: Child, open_: bool = False) -> Html:
+    """Something that is opened on demand."""
+    return tag("details", tag("summary", title), *children, open=open_)
+
+
+def bulleted(lines: Sequence[str]) -> Html:
+    """A list of sentences."""
+    return tag("ul", [tag("li", line) for line in lines])
+
+
+def _link(section: Section) -> Html:
+    return tag("li", tag("a", section.title, href=f"#{section.key}"))
+
+
+def _section(section: Section) -> Html:
+    return tag("section", tag("h2", section.title), joined(*section.content), id=section.key)
+
+
+def _packaged(name: str) -> str:
+    return (resources.files("tico_ssl.report") / name).read_text(encoding="utf-8")
+
+
+def _plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    script: str = get_plotlyjs()
+    return script.replace("</script", "<\\/script")

@@ -1,0 +1,162 @@
+"""A run as the report sees it. Drawing it needs no torch, so what does is imported where it is used."""
+
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tico_ssl.run_folder import Run
+
+Line = dict[str, Any]
+QUIET = 600.0  # seconds without a sign of life after which a run is taken for stopped, at least
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of a run."""
+
+    run: "Run"
+    recipe: dict[str, Any]
+    environment: dict[str, Any]
+    metrics: list[Line]
+    spectrum: list[Line]
+    results: list[Line]
+    bad_files: list[Line]
+    warnings: list[str]
+    checkpoint: str | None
+    last_sign: float
+    """When something was last written, in seconds of the clock."""
+    now: float = field(default_factory=time.time)
+    timed: tuple[float, float] | None = None
+    """Seconds of training and images per second as a study says: timed while no other run slowed this one down."""
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return self.run.folder.resolve().name
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """A value of the recipe by its path, such as training.epochs."""
+        value: Any = self.recipe
+        for part in key.split("."):
+            if not isinstance(value, dict) or part not in value:
+                return default
+            value = value[part]
+        return value
+
+    @cached_property
+    def logged(self) -> list[Line]:
+        """The lines of training steps."""
+        return [line for line in self.metrics if "loss" in line and line.get("images_per_second", 0) > 0]
+
+    @cached_property
+    def judged_on_the_way(self) -> list[Line]:
+        """The lines of kNN between epochs."""
+        return [line for line in self.metrics if any(key.startswith("knn_") for key in line)]
+
+    @property
+    def epochs(self) -> int:
+        """That the recipe asks for."""
+        return int(self.setting("training.epochs", 0))
+
+    @property
+    def epoch(self) -> float:
+        """That has been reached."""
+        return float(self.metrics[-1].get("epoch", 0.0)) if self.metrics else 0.0
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has trained to its end."""
+        return self.epochs > 0 and self.epoch >= self.epochs
+
+    @property
+    def running(self) -> bool:
+        """Whether it seems to be at work: it wrote something not long ago, compared with how often it does."""
+        clock = [line["seconds"] for line in self.logged if "seconds" in line]
+        gap = (clock[-1] - clock[0]) / (len(clock) - 1) if len(clock) > 1 else 0.0
+        return not self.finished and self.now - self.last_sign < max(QUIET, 5 * gap)
+
+    @property
+    def state(self) -> str:
+        """How far it is, in words."""
+        if self.finished:
+            return "finished"
+        reached = f"epoch {self.epoch:.3g} of {self.epochs}" if self.metrics else "before its first line of metrics"
+        ago = duration(max(0.0, self.now - self.last_sign))
+        if self.running:
+            return f"in progress: {reached}, last sign of life {ago} ago"
+        return f"stopped: {reached}, last sign of life {ago} ago; `tico pretrain --resume` goes on"
+
+    @property
+    def seconds(self) -> float:
+        """Of the clock, from the start to the last line, interruptions left out."""
+        return float(self.logged[-1].get("seconds", 0.0)) if self.logged else 0.0
+
+    @cached_property
+    def training_seconds(self) -> float:
+        """Of training steps alone."""
+        from tico_ssl.studies.table import training_seconds
+
+        return training_seconds(self.logged, int(self.setting("training.batch_size", 0)))
+
+    @cached_property
+    def waiting_seconds(self) -> float:
+        """Of these, spent waiting for images."""
+        waited, before, batch = 0.0, 0, int(self.setting("training.batch_size", 0))
+        for line in self.logged:
+            waited += (line["step"] - before) * batch / line["images_per_second"] * line.get("data_wait", 0.0)
+            before = line["step"]
+        return min(waited, self.training_seconds)
+
+    @property
+    def images_per_second(self) -> float | None:
+        """Mean of the whole run."""
+        images = self.logged[-1]["step"] * int(self.setting("training.batch_size", 0)) if self.logged else 0
+        return images / self.training_seconds if self.training_seconds > 0 else None
+
+    @property
+    def cost(self) -> tuple[float, float] | None:
+        """Seconds of training steps and images per second, to compare runs by; None before the first step."""
+        if self.timed is not None:
+            return self.timed
+        speed = self.images_per_second
+        return None if speed is None else (self.training_seconds, speed)
+
+    @cached_property
+    def current_results(self) -> dict[str, Line]:
+        """By protocol, the latest result for the backbone as it is now."""
+        return {line["protocol"]: line for line in self.results if line.get("checkpoint") == self.checkpoint}
+
+    @cached_property
+    def collapse(self) -> list[str]:
+        """What the last step says of collapse; empty when all is well."""
+        from tico_ssl.training.monitor import collapse_signs
+
+        return list(collapse_signs(self.logged[-1], None).values()) if self.logged else []
+
+
+def measured(result: Line) -> list[tuple[str, dict[str, float], dict[str, float]]]:
+    """Of a result, each metric with its value and its deviation by representation; what was merely chosen left out."""
+    from tico_ssl.results_table import CHOSEN
+
+    numbers: dict[str, dict[str, float]] = result["numbers"]
+    metrics = dict.fromkeys(metric for found in numbers.values() for metric in found)
+    return [
+        (
+            metric,
+            {name: found[metric] for name, found in numbers.items() if metric in found},
+            {name: found[f"{metric}_std"] for name, found in numbers.items() if f"{metric}_std" in found},
+        )
+        for metric in metrics
+        if metric not in CHOSEN and not metric.endswith("_std")
+    ]
+
+
+def duration(seconds: float) -> str:
+    """A time that people read: 45 s, 12 min, 3.5 h, 2 days."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5_400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3_600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.0f} days"

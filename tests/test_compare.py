@@ -1,0 +1,179 @@
+"""Several runs as one table: who belongs to one row, mean and deviation, and every form that it is written in."""
+
+import csv
+import io
+import json
+import re
+import sys
+from unittest import mock
+
+import pytest
+from typer.testing import CliRunner
+
+from tico_ssl.cli import app, main
+from tico_ssl.config import dump_recipe, load_recipe
+from tico_ssl.errors import UserError
+from tico_ssl.networks.storage import digest
+from tico_ssl.report.comparison import FORMATS, compare, comparison_of, latex, read_comparison
+from tico_ssl.report.reading import read_records
+from tico_ssl.run_folder import Run
+
+
+def made_run(folder, knn=None, epoch=2.0, settings=None, gpu=None, **overrides):
+    """A run folder as training and an evaluation leave it: 20 steps of 100 images in 10 seconds."""
+    (folder / "checkpoints").mkdir(parents=True)
+    run = Run(folder)
+    changes = {"training.epochs": 2, "training.batch_size": 100, **overrides}
+    run.recipe_file.write_text(dump_recipe(load_recipe("demo", changes)))
+    (folder / "environment.json").write_text(json.dumps({"gpu": gpu}))
+    line = {"step": 20, "epoch": epoch, "loss": 1.0, "images_per_second": 200.0, "data_wait": 0.0, "seconds": 12.0}
+    run.metrics_file.write_text(json.dumps(line) + "\n")
+    run.backbone_file.write_bytes(b"weights")
+    if knn is not None:
+        numbers = {"trained": {"top1_k20": knn}, "untrained": {"top1_k20": 10.0}}
+        made = {"protocol": "knn", "numbers": numbers, "settings": settings or {}, "data": {}, "seconds": 1.0}
+        run.results_file.write_text(json.dumps(made | {"checkpoint": digest(run.backbone_file)}) + "\n")
+    return folder
+
+
+def row(comparison, name) -> dict:
+    cells = next(cells for cells in comparison.rows if cells[0].text == name)
+    return dict(zip(comparison.head, cells))
+
+
+@pytest.fixture
+def three(tmp_path):
+    """Two seeds of one recipe, and another recipe."""
+    return [
+        made_run(tmp_path / "a-seed0", 60.0, **{"training.seed": 0}),
+        made_run(tmp_path / "a-seed1", 64.0, **{"training.seed": 1}),
+        made_run(tmp_path / "b_c & d", 50.0, **{"method.rho": 20.0}),
+    ]
+
+
+def test_seeds_of_one_recipe_are_one_row_with_mean_and_deviation(three):
+    comparison = comparison_of(read_records(three))
+    found = row(comparison, "a")
+    assert found["seeds"].text == "2"
+    assert found["knn top1_k20"].text == "62.0 ± 2.8"
+    assert found["knn top1_k20"].deviation == pytest.approx(8**0.5)  # of 60 and 64: sqrt((4 + 4) / 1)
+    assert found["untrained"].value == 10.0
+    assert row(comparison, "b_c & d")["knn top1_k20"].text == "50.0"
+
+
+def test_time_is_that_of_the_steps(three):
+    found = row(comparison_of(read_records(three)), "a")
+    assert (found["seconds"].value, found["images/s"].value) == (10.0, 200.0)
+
+
+def test_what_differs_between_recipes_is_found_and_seeds_do_not_differ(three):
+    assert comparison_of(read_records(three)).differing_settings() == {"method.rho": [8.0, 20.0]}
+
+
+def test_runs_of_one_name_are_told_apart_by_their_parents(tmp_path):
+    folders = [made_run(tmp_path / "x" / "run"), made_run(tmp_path / "y" / "run", **{"method.rho": 1.0})]
+    assert [cells[0].text for cells in comparison_of(read_records(folders)).rows] == ["x/run", "y/run"]
+
+
+def test_the_same_run_twice_is_one_run(three):
+    assert len(read_records([three[0], three[0]])) == 1
+
+
+def test_a_study_is_its_runs(tmp_path, three):
+    (tmp_path / "study.yaml").write_text("{}")
+    assert len(read_records([tmp_path])) == 3
+
+
+def test_a_study_says_the_order_the_times_and_what_failed(tmp_path):
+    """Runs side by side slow each other down: the seconds are those of the study, which has timed each alone."""
+    for name, rho in (("a", 1.0), ("b", 2.0)):
+        made_run(tmp_path / f"{name}-seed0", **{"method.rho": rho})
+    (tmp_path / "study.yaml").write_text("{}")
+    rows = [
+        {"run": "b", "seconds": 3.0, "images_per_second": 700.0, "failed": {}},
+        {"run": "a", "seconds": None, "images_per_second": None, "failed": {"a-seed1": "out of memory"}},
+    ]
+    (tmp_path / "results.json").write_text(json.dumps({"rows": rows}))
+    comparison = read_comparison([tmp_path])
+    assert [cells[0].text for cells in comparison.rows] == ["b-seed0", "a-seed0"]
+    assert [cells[4].value for cells in comparison.rows] == [3.0, 10.0]
+    assert [cells[5].value for cells in comparison.rows] == [700.0, 200.0]
+    assert "a-seed1 failed: out of memory" in comparison.notes
+
+
+def test_notes_say_what_does_not_compare(tmp_path):
+    folders = [
+        made_run(tmp_path / "a", 60.0, settings={"k": 20}),
+        made_run(tmp_path / "b", 61.0, settings={"k": 200}, gpu="a GPU", **{"method.rho": 1.0}),
+        made_run(tmp_path / "c", None, epoch=1.0, **{"method.rho": 2.0}),
+    ]
+    notes = "\n".join(comparison_of(read_records(folders)).notes)
+    assert "knn: not all runs were judged with the same settings" in notes
+    assert "knn: not measured for c." in notes
+    assert "c is in progress: epoch 1 of 2" in notes
+    assert "different machines" in notes
+
+
+def test_without_results_the_table_says_how_to_get_them(tmp_path):
+    comparison = comparison_of(read_records([made_run(tmp_path / "a")]))
+    assert "untrained" not in comparison.head
+    assert any("tico evaluate RUN knn linear rankme" in note for note in comparison.notes)
+
+
+def test_csv_has_the_numbers_themselves(three):
+    lines = list(csv.DictReader(io.StringIO(compare(three, "csv")[1])))
+    assert [line["run"] for line in lines] == ["a", "b_c & d"]
+    assert float(lines[0]["knn top1_k20"]) == 62.0
+    assert float(lines[0]["knn top1_k20 deviation"]) == pytest.approx(8**0.5)
+    assert float(lines[0]["knn top1_k20 untrained"]) == 10.0
+    assert lines[1]["knn top1_k20 deviation"] == ""
+
+
+def test_markdown_is_a_table_whatever_names_contain(tmp_path):
+    text = compare([made_run(tmp_path / "a|b")], "markdown")[1]
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
+    assert r"a\|b" in text
+
+
+def test_latex_is_booktabs_and_escaped(three):
+    text = compare(three, "latex")[1]
+    lines = text.splitlines()
+    assert lines[0].startswith(r"\begin{tabular}{ll")
+    assert [line for line in lines if "rule" in line] == [r"\toprule", r"\midrule", r"\bottomrule"]
+    assert r"b\_c \& d" in text
+    assert r"62.0 $\pm$ 2.8" in text
+    cells = [len(re.findall(r"(?<!\\)&", line)) for line in lines if line.endswith(r"\\")]
+    assert set(cells) == {len(lines[0].partition("}{")[2].rstrip("}")) - 1}
+
+
+def test_every_letter_that_latex_takes_for_its_own_is_escaped():
+    assert latex(r"\&%$#_{}~^") == r"\textbackslash{}\&\%\$\#\_\{\}\textasciitilde{}\textasciicircum{}"
+
+
+def test_the_suffix_of_the_file_says_the_form(three, tmp_path):
+    for suffix, name in ((".md", "markdown"), (".csv", "csv"), (".tex", "latex")):
+        file = tmp_path / "new" / f"table{suffix}"
+        comparison, _ = compare(three, out=file)
+        assert file.read_text() == FORMATS[name](comparison)
+    compare(three, "csv", tmp_path / "table.md")  # what is said outright wins
+    assert (tmp_path / "table.md").read_text().startswith("run,")
+
+
+def test_the_command_prints_what_is_asked_for(three, tmp_path):
+    words = ["compare", *map(str, three)]
+    assert "62.0 ± 2.8" in CliRunner().invoke(app, words).output
+    assert CliRunner().invoke(app, [*words, "--format", "csv"]).output == compare(three, "csv")[1]
+    told = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "t.tex")]).output
+    assert "t.tex" in told
+    assert (tmp_path / "t.tex").is_file()
+
+
+def test_an_unknown_form_is_one_line(three, capsys):
+    with pytest.raises(UserError, match="no format is called 'latx'; did you mean 'latex'"):
+        compare(three, "latx")
+    words = ["tico", "compare", str(three[0]), "--format", "latx"]
+    with mock.patch.object(sys, "argv", words), pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
