@@ -1,4 +1,4 @@
-# make demo   install into .venv, pretrain on drawn textures, evaluate, report; about six minutes on two cores
+# make demo   install into .venv, pretrain on drawn textures, evaluate, report; three minutes on two cores, and the install
 # make test   lint, type-check and test
 # make lint   only lint and type-check
 .PHONY: demo test lint clean
