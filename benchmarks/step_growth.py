@@ -28,9 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", nargs="*", default=["cifar10/tico"])
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
-    parser.add_argument(
-        "--ways", nargs="+", help="of carrying out a step, by default all that the device has"
-    )
+    parser.add_argument("--ways", nargs="+", help="of carrying out a step, by default all that the device has")
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plots", type=Path)

@@ -556,7 +556,9 @@ def test_a_table_sorts_by_numbers_not_by_what_is_written():
 
 @pytest.mark.parametrize("verb", ["report", "compare"])
 def test_what_is_not_a_run_is_one_line(tmp_path, capsys, verb):
-    for words in ([str(tmp_path)], [str(tmp_path / "nowhere")]):
+    file = tmp_path / "file"
+    file.write_text("nothing")
+    for words in ([str(tmp_path)], [str(tmp_path / "nowhere")], [str(file)]):
         with mock.patch.object(sys, "argv", ["tico", verb, *words]), pytest.raises(SystemExit) as stopped:
             main()
         line = capsys.readouterr().err

@@ -47,7 +47,7 @@ def report(
         raise UserError("which run? Give the folder of one, of several, or of a study")
     alone = len(places) == 1
     folder = Path(out).expanduser() if out is not None else Path(places[0]).expanduser() if alone else Path("report")
-    if folder.is_file():
+    if out is not None and folder.is_file():
         raise UserError(f"{folder} is a file: --out takes a folder")
     if alone and not is_study(places[0]):
         record = read_record(places[0])
@@ -55,7 +55,8 @@ def report(
         sections, thumbnails = one_run.sections(record, _picture(record, data, points))
     else:
         comparison = read_comparison(places)
-        title = folder.resolve().name if alone else ", ".join(group.name for group in comparison.groups[:4])
+        named = [Path(places[0]).expanduser().resolve().name] if alone else [g.name for g in comparison.groups[:4]]
+        title = ", ".join(named)
         header = several_runs.header(title, comparison, _description(places[0]) if alone else "")
         sections, thumbnails = several_runs.sections(comparison, beside_the_paper(comparison)), None
     return _write(folder, page(f"{title} · tico report", header, sections, thumbnails), sections)
