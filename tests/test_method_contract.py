@@ -26,7 +26,8 @@ from tico_ssl.errors import UserError
 from tico_ssl.networks.batch_norm import share_statistics
 from tico_ssl.networks.queue import KeyQueue, mean_cosine
 from tico_ssl.optim import build_optimizer
-from tico_ssl.training.pretrain import Interrupted, build_method
+from tico_ssl.training.checkpoint import Interrupted
+from tico_ssl.training.pretrain import build_method
 from tico_ssl.training.step import Step
 from tico_ssl.views import Views
 

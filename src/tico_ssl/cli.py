@@ -45,7 +45,7 @@ def pretrain(
     from tico_ssl import distributed
     from tico_ssl.config import parse_override
     from tico_ssl.progress import say
-    from tico_ssl.training.pretrain import Interrupted
+    from tico_ssl.training.checkpoint import Interrupted
     from tico_ssl.training.pretrain import pretrain as train
 
     recipe, overrides = _split(words or [])

@@ -29,16 +29,12 @@ from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.batch_norm import share_statistics
 from tico_ssl.progress import bar, say
 from tico_ssl.randomness import derived_seed
-from tico_ssl.training.checkpoint import StopRequest, load_checkpoint, save_checkpoint
+from tico_ssl.training.checkpoint import Interrupted, StopRequest, load_checkpoint, save_checkpoint
 from tico_ssl.training.step import Step
 from tico_ssl.views import Views
 
 CHECKPOINT_SECONDS = 30.0  # between two, at least
 QUIET_LINES = 5  # of progress in a training when there is no terminal
-
-
-class Interrupted(KeyboardInterrupt):
-    """Training was asked to stop and wrote a checkpoint."""
 
 
 class Classifier(nn.Module):

@@ -32,8 +32,7 @@ from tico_ssl.networks.batch_norm import calibrate, share_statistics
 from tico_ssl.progress import bar, say
 from tico_ssl.randomness import derived_seed
 from tico_ssl.run_folder import write_atomically
-from tico_ssl.training.checkpoint import StopRequest, load_checkpoint, save_checkpoint
-from tico_ssl.training.pretrain import Interrupted
+from tico_ssl.training.checkpoint import Interrupted, StopRequest, load_checkpoint, save_checkpoint
 
 Inputs = tuple[list[Tensor], list[Target]]
 QUIET_LINES = 20  # of progress in a whole training when there is no terminal

@@ -15,7 +15,8 @@ from tico_ssl.run_folder import Run
 from tico_ssl.studies.cost import epochs_for, read_costs, write_cost
 from tico_ssl.studies.plan import Study, expand, jobs, load_study
 from tico_ssl.studies.state import study_file, unjudged
-from tico_ssl.training.pretrain import Interrupted, pretrain
+from tico_ssl.training.checkpoint import Interrupted
+from tico_ssl.training.pretrain import pretrain
 
 
 def time_variant(folder: Path, name: str) -> None:

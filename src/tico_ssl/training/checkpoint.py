@@ -44,6 +44,10 @@ def load_checkpoint(path: Path, method: nn.Module, optimizer: Optimizer, device:
     return {"step": state["step"], "seconds": state["seconds"]}
 
 
+class Interrupted(KeyboardInterrupt):
+    """Training was asked to stop and wrote a checkpoint."""
+
+
 class StopRequest:
     """Ctrl-C or SIGTERM (a scheduler's warning) asks the loop to stop; a second Ctrl-C stops at once."""
 

@@ -29,7 +29,7 @@ from tico_ssl.optim.schedules import scaled_lr, warmup_cosine
 from tico_ssl.progress import say
 from tico_ssl.randomness import derived_seed
 from tico_ssl.run_folder import Run, admit, create_run
-from tico_ssl.training.checkpoint import StopRequest, load_checkpoint, save_checkpoint
+from tico_ssl.training.checkpoint import Interrupted, StopRequest, load_checkpoint, save_checkpoint
 from tico_ssl.training.monitor import Monitor, measure, note
 from tico_ssl.training.online_knn import OnlineKnn
 from tico_ssl.training.step import Step, resolve_execution
@@ -37,10 +37,6 @@ from tico_ssl.views import Views
 from tico_ssl.views.executor import by_kernels
 from tico_ssl.views.policy import shorter_side
 from tico_ssl.views.sheet import COLUMNS, save_contact_sheet
-
-
-class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop and wrote a checkpoint."""
 
 
 def pretrain(
