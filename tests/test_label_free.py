@@ -301,13 +301,13 @@ def test_what_the_monitor_sees_of_a_batch():
     found = {name: float(value) for name, value in occupied(features.float()).items()}
     unit = F.normalize(features.float().double(), dim=1)
     assert found["embedding_rank"] == pytest.approx(rankme(unit), rel=1e-6)
-    assert found["uniformity"] == pytest.approx(uniformity(unit), abs=1e-9)
+    assert found["embedding_uniformity"] == pytest.approx(uniformity(unit), abs=1e-9)
 
 
 def test_the_monitor_sees_collapse_of_all_and_of_most_dimensions():
     point = occupied(torch.ones(64, 32, dtype=torch.bfloat16))
     assert float(point["embedding_rank"]) == pytest.approx(1, abs=1e-3)
-    assert float(point["uniformity"]) == pytest.approx(0, abs=1e-6)
+    assert float(point["embedding_uniformity"]) == pytest.approx(0, abs=1e-6)
     plane = {"loss": 1.0, "embedding_rank": float(occupied(normal(64, 2) @ normal(2, 32, seed=1))["embedding_rank"])}
     assert plane["embedding_rank"] <= 2 + 1e-3
     assert "2.0 dimensions" in collapse_signs(plane, None)["embedding_rank"]
@@ -346,7 +346,7 @@ def run(tmp_path_factory):
 def test_the_log_has_the_early_signals(run):
     for line in run.metrics():
         assert 1 <= line["embedding_rank"] <= 16 + 1e-3
-        assert -4.3 <= line["uniformity"] <= 0
+        assert -4.3 <= line["embedding_uniformity"] <= 0
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import copy
 import math
 import types
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from tico_ssl.networks.batch_norm import share_statistics
 from tico_ssl.networks.queue import KeyQueue, mean_cosine
 from tico_ssl.optim import build_optimizer
 from tico_ssl.training.checkpoint import Interrupted
+from tico_ssl.training.monitor import measure
 from tico_ssl.training.pretrain import build_method
 from tico_ssl.training.step import Step
 from tico_ssl.views import Views
@@ -157,6 +159,18 @@ def test_it_keeps_the_contract_in_every_recipe(name):
     assert all(math.isfinite(float(value)) for value in logged.values())
     collapsed = method.collapsed_loss()
     assert collapsed is None or math.isfinite(collapsed)
+
+
+@every_recipe
+def test_what_is_logged_of_a_step_keeps_every_term_of_its_loss(name):
+    """The monitor adds values of its own, under names that no method has."""
+    recipe = recipe_of(name)
+    method = build_method(recipe, CPU, torch.float32)
+    output = replace(method(batch_of(recipe)), embedding=torch.randn(32, 16))  # enough for all that is measured of it
+    logged = measure(output, method, {"lr": 0.1})
+    assert "embedding_rank" in logged
+    for key, value in {"loss": output.loss, **output.terms}.items():
+        assert logged[key] == value.item(), key
 
 
 @every_method

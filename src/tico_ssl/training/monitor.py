@@ -197,7 +197,7 @@ def occupied(embedding: Tensor) -> dict[str, Tensor]:
     near = torch.exp(4 * (cosines - 1).clamp_max(0)).sum() - n  # an image is no neighbour of itself
     return {
         "embedding_rank": torch.exp(-(shares * shares.log()).sum()),
-        "uniformity": torch.log(near.clamp_min(1e-300) / (n * (n - 1))),
+        "embedding_uniformity": torch.log(near.clamp_min(1e-300) / (n * (n - 1))),
     }
 
 
