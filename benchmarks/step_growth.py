@@ -38,7 +38,15 @@ def main() -> None:
     device = choose_device()
     ways: list[Execution] = ["eager", "captured"] if resolve_execution("auto", device) == "captured" else ["eager"]
     ways = arguments.ways or ways
-    lines: list[dict[str, Any]] = [{"machine": environment(), "recipe": arguments.recipe}]
+    lines: list[dict[str, Any]] = []
+
+    def keep(line: dict[str, Any]) -> None:
+        """Write at once, so that what was measured outlives a run that is stopped."""
+        lines.append(line)
+        if arguments.out:
+            arguments.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    keep({"machine": environment(), "recipe": arguments.recipe})
     for batch in arguments.batches:
         recipe = load_recipe(name, changes | {"training.batch_size": batch})
         precision = resolve_precision(recipe.training.precision, device)
@@ -51,12 +59,10 @@ def main() -> None:
             line = {"execution": speed.execution, "batch": batch, "milliseconds": round(1000 * speed.step_seconds, 3)}
             line["images_per_second"] = round(batch / speed.training_seconds)
             line["gibibytes"] = None if speed.peak_bytes is None else round(speed.peak_bytes / 2**30, 2)
-            lines.append(line)
+            keep(line)
             print(json.dumps(line), flush=True)
-    if arguments.out:
-        arguments.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    if arguments.plots:
-        draw(lines[1:], name, arguments.plots)
+        if arguments.plots:
+            draw(lines[1:], name, arguments.plots)
 
 
 def draw(lines: list[dict[str, Any]], name: str, folder: Path) -> None:
