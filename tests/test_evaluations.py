@@ -6,10 +6,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
 from tico_ssl import embed, evaluate, load_backbone, pretrain
+from tico_ssl.classification.regression import fit_linear, fit_linears, minimise
 from tico_ssl.config import load_recipe
 from tico_ssl.data.arrays import from_arrays
 from tico_ssl.data.decoding import decode
@@ -19,7 +22,6 @@ from tico_ssl.data.sources import DataConfig, open_source
 from tico_ssl.errors import UserError
 from tico_ssl.evaluations import Features, open_context, splits
 from tico_ssl.evaluations.knn import Voters, knn_predictions
-from tico_ssl.evaluations.linear import fit_linear
 from tico_ssl.evaluations.rankme import rankme
 from tico_ssl.features import extract, needed_side, pixels
 from tico_ssl.networks.backbones import BackboneConfig, build_backbone
@@ -77,6 +79,37 @@ def test_the_linear_probe_is_multinomial_logistic_regression(weight_decay):
     reference.fit(features.double().numpy(), labels.numpy())
     expected = torch.from_numpy(reference.predict_proba(queries.double().numpy())).float()
     assert torch.allclose(ours(queries).softmax(dim=1), expected, atol=2e-3)
+
+
+@settings(max_examples=15, deadline=None)
+@given(images=st.integers(3, 60), width=st.integers(1, 12), classes=st.integers(2, 6), seed=st.integers(0, 2**31))
+def test_every_regression_ends_where_its_gradient_is_zero(images, width, classes, seed):
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(images, width, generator=generator, dtype=torch.float64) * 10 ** (width % 3 - 1)
+    labels = torch.randint(classes, (images,), generator=generator)
+    decays = (1e-3, 1e-1, 10.0)
+    for decay, linear in zip(decays, fit_linears(features, labels, decays, iterations=1000, classes=classes)):
+        linear.requires_grad_(True)
+        loss = torch.nn.functional.cross_entropy(linear(features), labels) + decay / 2 * linear.weight.square().sum()
+        loss.backward()
+        # No place is lower by more than gradient^2 / (2 decay), as far as the weights go.
+        assert linear.weight.grad.square().sum() / (2 * decay) < 1e-9
+        assert linear.bias.grad.abs().max() < 1e-6
+
+
+def test_regressions_made_at_once_are_those_made_alone():
+    features, labels = clusters(300)
+    decays = torch.tensor((1e-4, 1e-2, 1.0), dtype=torch.float64)
+    together = minimise(features.double(), labels, decays, iterations=300, classes=4)
+    for one, weights in zip(decays, together):
+        alone = minimise(features.double(), labels, one.view(1), iterations=300, classes=4)
+        assert torch.allclose(weights, alone[0], atol=1e-6)
+
+
+def test_a_regression_without_anything_to_learn_stays_at_zero():
+    linear = fit_linear(torch.zeros(10, 3), torch.arange(10) % 2, 1e-3, iterations=50)
+    assert torch.equal(linear.weight, torch.zeros(2, 3))
+    assert linear.bias.abs().max() < 1e-6
 
 
 def test_rankme_at_known_spectra():

@@ -12,10 +12,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from tico_ssl.classification.regression import fit_linear
 from tico_ssl.classification.settings import Positive, Rate
 from tico_ssl.evaluations import Context, Numbers, Result
 from tico_ssl.evaluations.knn import Voters, knn_predictions
-from tico_ssl.evaluations.linear import fit_linear
 from tico_ssl.features import raw_batches
 from tico_ssl.progress import track
 from tico_ssl.randomness import generator

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
+from tico_ssl.classification.regression import fit_linear
 from tico_ssl.classification.scores import Numbers, mean_and_deviation, top_accuracies
 from tico_ssl.classification.settings import Positive
 from tico_ssl.classification.subsets import number_of_each
 from tico_ssl.errors import UserError
 from tico_ssl.evaluations import Context, Features, Result
-from tico_ssl.evaluations.linear import fit_linear
 from tico_ssl.progress import say
 from tico_ssl.section import Section
 

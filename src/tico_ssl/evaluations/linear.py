@@ -6,10 +6,10 @@ The quick form, on features of unaugmented images: full-batch L-BFGS, the decay 
 from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from tico_ssl.classification.regression import fit_linear, fit_linears
 from tico_ssl.classification.scores import top_accuracies
 from tico_ssl.evaluations import Context, Features, Numbers, Result
 from tico_ssl.randomness import generator
@@ -53,27 +53,7 @@ def _best_decay(train: Tensor, labels: Tensor, config: Config) -> float:
     held = max(1, round(config.held_out * len(train)))
     out, kept = order[:held], order[held:]
 
-    def accuracy(weight_decay: float) -> float:
-        classify = fit_linear(train[kept], labels[kept], weight_decay, config.iterations, int(labels.max()) + 1)
-        return float((classify(train[out]).argmax(dim=1) == labels[out]).float().mean())
-
-    return max(config.weight_decays, key=accuracy)
-
-
-def fit_linear(
-    features: Tensor, labels: Tensor, weight_decay: float, iterations: int, classes: int | None = None
-) -> torch.nn.Linear:
-    """The classifier that minimises cross-entropy plus half the decay times the squared weights, from zero."""
-    linear = torch.nn.Linear(features.shape[1], classes or int(labels.max()) + 1).to(features)
-    torch.nn.init.zeros_(linear.weight)
-    torch.nn.init.zeros_(linear.bias)
-    optimizer = torch.optim.LBFGS(linear.parameters(), max_iter=iterations, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(linear(features), labels) + weight_decay / 2 * linear.weight.square().sum()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    return linear.requires_grad_(False)
+    classes = int(labels.max()) + 1
+    linears = fit_linears(train[kept], labels[kept], config.weight_decays, config.iterations, classes)
+    right = [int((linear(train[out]).argmax(dim=1) == labels[out]).sum()) for linear in linears]
+    return config.weight_decays[right.index(max(right))]
