@@ -242,6 +242,7 @@ def test_a_cost_is_measured_kept_and_forgotten_with_its_recipe(tmp_path, tiny, m
     assert cost.epoch_seconds == pytest.approx(3 * cost.seconds_per_step)
     assert cost.images_per_second == pytest.approx(32 / cost.seconds_per_step)
     assert costs.read_cost(tmp_path, Variant("a", "demo", tiny | {"training.epochs": 50})) == cost
+    assert costs.read_cost(tmp_path, Variant("a", "demo", tiny | {"training.knn_every_epochs": 3})) == cost
     assert costs.read_cost(tmp_path, Variant("a", "demo", tiny | {"training.batch_size": 16})) is None
     assert costs.read_cost(tmp_path, Variant("b", "demo", tiny)) is None
 

@@ -128,5 +128,7 @@ def read_costs(folder: Path, variants: list[Variant]) -> dict[str, Cost]:
 
 def _timed(recipe: Recipe[Any]) -> Recipe[Any]:
     """All of a recipe that the time of its steps depends on."""
-    training = recipe.training.model_copy(update={"seed": 0, "epochs": 1})
+    training = recipe.training.model_copy(
+        update={"seed": 0, "epochs": 1, "knn_every_epochs": 0, "knn_images": 1, "linear_probe": False}
+    )
     return recipe.model_copy(update={"training": training, "description": ""})
