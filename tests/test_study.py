@@ -330,10 +330,12 @@ def test_the_tables_that_programs_read(summary):
 
 def test_the_verdict_on_collapse():
     better = {"knn": {"trained": {"top1_k20": 50.0}, "untrained": {"top1_k20": 30.0}}}
-    worse = {"knn": {"trained": {"top1_k20": 30.5}, "untrained": {"top1_k20": 30.0}}}
+    alike = {"knn": {"trained": {"top1_k20": 30.5}, "untrained": {"top1_k20": 30.0}}}
+    worse = {"knn": {"trained": {"top1_k20": 20.0}, "untrained": {"top1_k20": 30.0}}}
     healthy, sick = {"loss": 1.0, "mean_cosine": 0.1}, {"loss": 1.0, "mean_cosine": 0.99}
-    assert [collapse_verdict(healthy, numbers) for numbers in (better, worse, {})] == ["no"] * 3
-    assert [collapse_verdict(sick, numbers) for numbers in (better, worse, {})] == ["signs", "yes", "yes"]
+    cases = (better, alike, worse, {})
+    assert [collapse_verdict(healthy, numbers) for numbers in cases] == ["no", "no", "worse", "no"]
+    assert [collapse_verdict(sick, numbers) for numbers in cases] == ["signs", "yes", "yes", "yes"]
 
 
 # ---------------------------------------------------------------------------------------------------- processes

@@ -115,15 +115,25 @@ def training_seconds(logged: Iterable[dict[str, Any]], batch_size: int) -> float
 
 
 def collapse_verdict(last: dict[str, Any], numbers: Numbers) -> str:
-    """no; signs: the last step shows signs of collapse, but features are better than untrained ones; or yes."""
-    if not collapse_signs(last, None):
-        return "no"
+    """Signs of collapse at the last step, and features beside untrained ones, in a word:
+
+    no, or worse if the features are worse than untrained ones all the same; yes, or signs if they are better.
+    """
+    collapses = bool(collapse_signs(last, None))
+    gain = _gain_over_untrained(numbers)
+    if collapses:
+        return "signs" if gain is not None and gain > 1 else "yes"
+    return "worse" if gain is not None and gain < -1 else "no"
+
+
+def _gain_over_untrained(numbers: Numbers) -> float | None:
+    """In points of the first accuracy there is."""
     for by_representation in numbers.values():
         trained, untrained = by_representation.get("trained", {}), by_representation.get("untrained", {})
         for metric, value in trained.items():
             if metric.startswith("top1") and metric in untrained:
-                return "signs" if value > untrained[metric] + 1 else "yes"
-    return "yes"
+                return value - untrained[metric]
+    return None
 
 
 def row_of(variant: Variant, planned: int, runs: Sequence[Measured], failed: dict[str, str]) -> Row:
