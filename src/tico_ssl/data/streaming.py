@@ -144,8 +144,8 @@ class Stream:
             num_workers=self.workers,
             prefetch_factor=AHEAD,
             multiprocessing_context="fork",
-            collate_fn=_as_it_is,
-            worker_init_fn=_start_worker,
+            collate_fn=as_it_is,
+            worker_init_fn=start_worker,
         )
         try:
             yield from loader
@@ -205,11 +205,12 @@ def _cuda() -> Any:
     return torch.cuda.cudart()
 
 
-def _start_worker(_: int) -> None:
+def start_worker(_: int) -> None:
     """Leave signals to the main process, whose handlers a fork inherits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _as_it_is(done: Any) -> Any:
+def as_it_is(done: Any) -> Any:
+    """What collates results that are whole already."""
     return done

@@ -6,15 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torchvision.models._utils import IntermediateLayerGetter
-from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
-from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.rpn import RPNHead
-from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
-from tico_ssl.detection.heads import AlignedPool, Float32, Heads, Proposals
+from tico_ssl.detection.heads import AlignedPool, Anchors, Float32, Heads, Proposals
+from tico_ssl.detection.samples import Batch
 from tico_ssl.detection.settings import Settings
 from tico_ssl.errors import UserError
 from tico_ssl.networks.backbones import Backbone
@@ -22,26 +20,55 @@ from tico_ssl.networks.backbones import Backbone
 STAGES = ("layer1", "layer2", "layer3", "layer4")
 RATIOS = (0.5, 1.0, 2.0)
 
-
-class Prepared(GeneralizedRCNNTransform):
-    """Normalises and pads. Images come resized, and what is found stays in their pixels."""
-
-    def resize(self, image: Tensor, target: Any = None) -> tuple[Tensor, Any]:
-        return image, target
-
-    def postprocess(self, result: Any, image_shapes: Any, original_image_sizes: Any) -> Any:
-        return result
+Mean = tuple[float, ...]
 
 
-def build_detector(backbone: Backbone, classes: int, settings: Settings, masks: bool) -> GeneralizedRCNN:
+class Detector(nn.Module):
+    """Backbone with its neck, region proposals, and heads on what is proposed."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, backbone: nn.Module, rpn: Proposals, roi_heads: Heads, mean: Mean, std: Mean) -> None:
+        super().__init__()
+        self.backbone, self.rpn, self.roi_heads = backbone, rpn, roi_heads
+        for name, values in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+
+    def forward(self, batch: Batch) -> Any:
+        """Losses when training, else what is found in every image: boxes, scores, labels, and masks."""
+        features = self.features(batch)
+        proposals, losses = self.rpn(batch, features)
+        found, further = self.roi_heads(batch, features, proposals)
+        return further | losses if self.training else found
+
+    def features(self, batch: Batch) -> dict[str, Tensor]:
+        """Maps of the images, by name. On GPUs channels come last, as convolutions in bf16 want them. Not on CPUs:
+        oneDNN then writes beyond its memory (backward, 1 x 1, stride 2, from 8 to 16 channels of 40 x 64 pixels)."""
+        pixels = self.normalised(batch)
+        if pixels.is_cuda:
+            pixels = pixels.contiguous(memory_format=torch.channels_last)
+        maps: dict[str, Tensor] = self.backbone(pixels)
+        return maps
+
+    def normalised(self, batch: Batch) -> Tensor:
+        """Images as pretraining had them; what is beside them is zero, the mean."""
+        pixels = (batch.images.float() / 255 - self.mean) / self.std
+        rows, columns = (torch.arange(side, device=pixels.device) for side in pixels.shape[-2:])
+        height, width = batch.sizes[:, :, None, None].unbind(1)
+        inside = (rows[:, None] < height) & (columns < width)
+        return pixels * inside[:, None]
+
+
+def build_detector(backbone: Backbone, classes: int, settings: Settings, masks: bool) -> Detector:
     """A detector whose backbone is a copy of this one and whose other layers are fresh; every layer is trained."""
     network = _resnet(backbone)
     widths, strides = _shape(network, backbone.config.channels)
     make = _pyramid if settings.neck == "fpn" else _third_stage
     body, rpn, heads = make(network, widths, strides, classes + 1, settings, masks)
     rpn.head.cls_logits, rpn.head.bbox_pred = Float32(rpn.head.cls_logits), Float32(rpn.head.bbox_pred)
-    transform = Prepared(settings.test_size, settings.longest, list(backbone.mean), list(backbone.std))
-    return GeneralizedRCNN(body, rpn, heads, transform).requires_grad_(True)
+    detector = Detector(body, rpn, heads, backbone.mean, backbone.std)
+    return detector.requires_grad_(True)
 
 
 def _resnet(backbone: Backbone) -> nn.Module:
@@ -110,7 +137,7 @@ def _third_stage(
 def _proposals(
     width: int, sides: tuple[tuple[float, ...], ...], before_nms: tuple[int, int], after_nms: tuple[int, int]
 ) -> Proposals:
-    anchors = AnchorGenerator(sides, (RATIOS,) * len(sides))
+    anchors = Anchors(sides, (RATIOS,) * len(sides))
     head = RPNHead(width, anchors.num_anchors_per_location()[0])
     before, after = (dict(zip(("training", "testing"), counts)) for counts in (before_nms, after_nms))
     return Proposals(anchors, head, 0.7, 0.3, 256, 0.5, before, after, 0.7)
@@ -146,4 +173,6 @@ def _box_predictor(width: int, classes: int) -> Float32:
 def _mask_predictor(maps: int, width: int, classes: int) -> MaskRCNNPredictor:
     predictor = MaskRCNNPredictor(maps, width, classes)
     nn.init.normal_(predictor.mask_fcn_logits.weight, std=0.001)
+    for layer in (predictor.conv5_mask, predictor.mask_fcn_logits):
+        nn.init.zeros_(layer.bias)
     return predictor

@@ -62,6 +62,11 @@ class Pictures:
         """So many of them."""
         return replace(self, pictures=self.pictures[:count])
 
+    def spread(self, count: int) -> "Pictures":
+        """So many of them, at equal distances: those at the beginning of a list may be of one kind."""
+        every = max(1.0, len(self) / max(1, count))
+        return replace(self, pictures=[self.pictures[int(number * every)] for number in range(min(count, len(self)))])
+
     @property
     def has_outlines(self) -> bool:
         """Whether any object has one."""

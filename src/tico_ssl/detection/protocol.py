@@ -2,10 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from tico_ssl.evaluations import Result, fresh_twin
 from tico_ssl.progress import say
 from tico_ssl.run_folder import write_atomically
 from tico_ssl.subjects import Subject, open_subject
+
+POLL_SECONDS = 5.0  # between two looks whether another command is done
 
 
 @dataclass
@@ -47,7 +50,7 @@ def open_picture_context(run: str | Path, data: Given | None = None) -> PictureC
 
 def compare(context: PictureContext, protocol: str, settings: Settings, masks: bool) -> Result:
     """The same training with the pretrained backbone and with a random one. The same command goes on where it was."""
-    begun = perf_counter()
+    begun = time.perf_counter()
     splits, subject = context.splits, context.subject
     if splits.train.rule == "coco" or masks:
         coco_tools()
@@ -57,15 +60,19 @@ def compare(context: PictureContext, protocol: str, settings: Settings, masks: b
     if distributed.is_main():
         home.mkdir(parents=True, exist_ok=True)
         described = {"settings": settings.model_dump(mode="json"), "data": context.source}
-        write_atomically(home / "settings.json", json.dumps(described, indent=2) + "\n")
+        text, file = json.dumps(described, indent=2) + "\n", home / "settings.json"
+        if not file.is_file() or file.read_text(encoding="utf-8") != text:
+            write_atomically(file, text)
     distributed.barrier()
     say(f"writing to {home}")
     backbones = {"trained": subject.backbone} if subject.trained else {}
     backbones["untrained"] = fresh_twin(subject.backbone, settings.seed)
-    numbers = {}
-    for name, backbone in backbones.items():
-        job = Job(f"{protocol} {name}", splits, settings, masks, home / name, context.device)
-        numbers[name] = train(job, backbone)
+    made = {}
+    while left := [name for name in backbones if name not in made]:
+        with claim(home, left) as name:
+            job = Job(f"{protocol} {name}", splits, settings, masks, home / name, context.device)
+            made[name] = train(job, backbones[name])
+    numbers = {name: made[name] for name in backbones}
     data = {
         "source": context.source,
         "train": len(splits.train),
@@ -75,8 +82,47 @@ def compare(context: PictureContext, protocol: str, settings: Settings, masks: b
         "rule": splits.test.rule,
     }
     written = settings.model_dump(mode="json")
-    seconds = round(perf_counter() - begun, 2)
+    seconds = round(time.perf_counter() - begun, 2)
     return Result(protocol, written, data, subject.checkpoint, settings.seed, numbers, seconds)
+
+
+@contextmanager
+def claim(home: Path, names: Sequence[str]) -> Iterator[str]:
+    """One of the names that no other command is at work on, as soon as there is one, and for as long as this lasts.
+
+    So the same command, given twice, trains both backbones at a time, and each ends with both results. Where the system
+    has no locks that end with their process, every name is free.
+    """
+    with ExitStack() as stack:
+        told = False
+        while (name := distributed.everyone(_free(home, names, stack))[0]) is None:
+            if not told:
+                say(f"waiting for {names[0]}, which another command trains")
+                told = True
+            time.sleep(POLL_SECONDS)
+        yield name
+
+
+def _free(home: Path, names: Sequence[str], stack: ExitStack) -> str | None:
+    """The first name that is not locked, which it is from now on. The main process decides."""
+    if not distributed.is_main():
+        return None
+    try:
+        import fcntl
+    except ImportError:
+        return names[0]
+    for name in names:
+        (home / name).mkdir(exist_ok=True)
+        file = (home / name / "lock").open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+        else:
+            stack.enter_context(file)
+            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)  # closing alone would leave it to forked workers
+            return name
+    return None
 
 
 def _name(context: PictureContext, settings: Settings) -> str:

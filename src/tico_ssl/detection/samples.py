@@ -1,26 +1,27 @@
 """What a detector is fed: resized images with their boxes and masks, in an order that the seed and the step decide."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tico_ssl import distributed
-from tico_ssl.data.bad_files import in_order
 from tico_ssl.data.decoding import decode
 from tico_ssl.data.loader import sent
-from tico_ssl.data.streaming import default_workers
+from tico_ssl.detection.ahead import arrays_ahead
 from tico_ssl.detection.outlines import pixels
 from tico_ssl.detection.pictures import Picture
 from tico_ssl.detection.settings import Settings
 from tico_ssl.errors import UserError
 from tico_ssl.randomness import generator
 
-Target = dict[str, Tensor]  # torchvision's form: boxes, labels, and with masks also masks, masked
+Target = dict[str, Tensor]  # boxes, labels, and with masks also masks, and masked: whether there is one
+PADDED_TO = 32  # pixels of the coarsest map's cell
+NO_BOX = (0.0, 0.0, 1.0, 1.0)  # stands where an image has fewer objects than another; its class is 0
+LEAST_SIDE = 1e-3  # pixels of a box
 
 
 class Sample(NamedTuple):
@@ -30,13 +31,54 @@ class Sample(NamedTuple):
     target: Target
     original: tuple[int, int]
 
-    def image_on(self, device: torch.device) -> Tensor:
-        """The image on a device, between 0 and 1."""
-        return sent(self.image, device).float() / 255
 
-    def target_on(self, device: torch.device) -> Target:
-        """The objects on a device."""
-        return {name: sent(value, device) for name, value in self.target.items()}
+class Batch(NamedTuple):
+    """Images of a step in one piece (N, C, H, W), uint8, with nothing to the right of them and below, their sizes
+    (height, width), and their objects: boxes (N, M, 4), classes (N, M; 0: no object), which mask is whose (N, M; -1:
+    none has), and the masks (K, H, bytes), eight pixels a byte."""
+
+    images: Tensor
+    sizes: Tensor
+    boxes: Tensor
+    labels: Tensor
+    mask_of: Tensor
+    masks: Tensor
+
+    def on(self, device: torch.device) -> "Batch":
+        """The same on a device."""
+        return Batch(*(sent(value, device) for value in self))
+
+
+def collate(samples: Sequence[Sample]) -> Batch:
+    """Samples as one batch.
+
+    Beyond its image a mask goes on as it ends, so that a cut at the image's border is the same as without padding.
+    """
+    targets, sizes = [one.target for one in samples], [one.image.shape[-2:] for one in samples]
+    height, width = (-(-max(sides) // PADDED_TO) * PADDED_TO for sides in zip(*sizes))
+    images = torch.zeros(len(samples), samples[0].image.shape[0], height, width, dtype=torch.uint8)
+    most = max(1, *(len(target["labels"]) for target in targets))
+    boxes = torch.tensor(NO_BOX).repeat(len(samples), most, 1)
+    labels, mask_of = (torch.full((len(samples), most), value) for value in (0, -1))
+    masks = [np.zeros((0, height, width // 8), np.uint8)]
+    known = 0
+    for row, (sample, target, (h, w)) in enumerate(zip(samples, targets, sizes)):
+        count = len(target["labels"])
+        images[row, :, :h, :w] = sample.image
+        boxes[row, :count], labels[row, :count] = target["boxes"], target["labels"]
+        if "masks" in target:
+            places = target["masked"].nonzero().ravel()
+            mask_of[row, places] = torch.arange(known, known + len(places))
+            known += len(places)
+            pad = ((0, 0), (0, height - h), (0, width - w))
+            masks.append(np.packbits(np.pad(target["masks"][places].numpy(), pad, mode="edge"), axis=-1))
+    return Batch(images, torch.tensor(sizes), boxes, labels, mask_of, torch.from_numpy(np.concatenate(masks)))
+
+
+def unpacked(batch: Batch) -> Tensor:
+    """The masks of a batch, 0 or 1 a pixel (K, H, W)."""
+    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=batch.masks.device)
+    return (batch.masks[..., None] >> shifts & 1).flatten(-2)
 
 
 class Task(NamedTuple):
@@ -52,6 +94,11 @@ class Maker:
 
     def __init__(self, channels: int, longest: int, masks: bool) -> None:
         self.channels, self.longest, self.masks = channels, longest, masks
+
+    @property
+    def most_bytes(self) -> int:
+        """Of an image with its padding."""
+        return self.channels * (-(-self.longest // PADDED_TO) * PADDED_TO) ** 2
 
     def __call__(self, task: Task) -> Sample:
         """A sample, the same for the same task."""
@@ -73,8 +120,11 @@ class Maker:
     def _target(self, picture: Picture, original: tuple[int, int], size: tuple[int, int]) -> Target:
         instances = picture.trainable()
         scale = torch.tensor([size[1] / original[1], size[0] / original[0]]).repeat(2)
+        boxes = torch.tensor([i.box for i in instances], dtype=torch.float32).reshape(-1, 4) * scale
+        solid = (boxes[:, 2:] - boxes[:, :2] > LEAST_SIDE).all(1)  # the logarithm of a side must be finite
+        instances, boxes = [one for one, kept in zip(instances, solid.tolist()) if kept], boxes[solid]
         target = {
-            "boxes": torch.tensor([i.box for i in instances], dtype=torch.float32).reshape(-1, 4) * scale,
+            "boxes": boxes,
             "labels": torch.tensor([i.label for i in instances], dtype=torch.int64),
         }
         if self.masks:
@@ -131,10 +181,10 @@ class TrainingSamples:
             for number in range(first, first + self.local)
         ]
 
-    def iterate(self, start: int, stop: int) -> Iterator[list[Sample]]:
-        """The samples of every step from one to another, read ahead."""
-        tasks = (task for step in range(start, stop) for task in self.tasks(step))
-        return samples(self.maker, tasks, self.local, self.settings.workers)
+    def iterate(self, start: int, stop: int, device: torch.device) -> Generator[Batch]:
+        """The batches of every step from one to another on a device, made ahead."""
+        steps, most = range(start, stop), self.local * self.maker.most_bytes
+        return batches(lambda step: map(self.maker, self.tasks(step)), steps, self.settings.workers, most, device)
 
     def _place(self, number: int) -> int:
         """The image that comes as this number, counted from the beginning of training."""
@@ -145,10 +195,18 @@ class TrainingSamples:
         return self._orders[epoch][position]
 
 
-def samples(maker: Maker, tasks: Iterable[Task], count: int, workers: int | None) -> Iterator[list[Sample]]:
-    """Samples in order, so many at a time, made by threads: decoding and resizing let go of Python's lock."""
-    threads = workers or default_workers()
-    with ThreadPoolExecutor(threads) as pool:
-        made = in_order(pool, maker, tasks, 2 * max(count, threads))
-        while group := list(islice(made, count)):
-            yield group
+def batches(
+    samples_of: Callable[[int], Iterable[Sample]],
+    numbers: range,
+    workers: int | None,
+    capacity: int,
+    device: torch.device,
+) -> Generator[Batch]:
+    """A batch of the samples of each number, in order, made ahead and sent to a device."""
+
+    def arrays(number: int) -> list[np.ndarray]:
+        return [value.numpy() for value in collate(list(samples_of(number)))]
+
+    for made in arrays_ahead(arrays, numbers, workers, capacity):
+        batch = Batch(*map(torch.from_numpy, made))
+        yield Batch(*(value.clone() for value in batch)) if device.type == "cpu" else batch.on(device)

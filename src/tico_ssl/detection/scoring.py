@@ -47,19 +47,23 @@ def coco_scores(
     from pycocotools.cocoeval import COCOeval
 
     results = [row for image, one in enumerate(found, 1) for row in _result_rows(image, one, kind)]
-    stats = [0.0, 0.0, 0.0]
+    at = np.full((len(THRESHOLDS), 1), -1.0)  # precision by threshold; -1 where there is no object of a class
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its tables
         truth = COCO()
         truth.dataset = coco_truth(pictures, classes, kind)
         truth.createIndex()
         if results:
             evaluation = COCOeval(truth, truth.loadRes(results), kind)
+            # Objects of all sizes and 100 detections an image: the rest of its table is not wanted, and takes longer.
+            wanted = evaluation.params
+            wanted.areaRng, wanted.areaRngLbl, wanted.maxDets = wanted.areaRng[:1], wanted.areaRngLbl[:1], [100]
             evaluation.evaluate()
             evaluation.accumulate()
-            evaluation.summarize()
-            stats = [max(0.0, float(value)) for value in evaluation.stats[:3]]
+            at = evaluation.eval["precision"].reshape(len(THRESHOLDS), -1)
     name = "box" if kind == "bbox" else "mask"
-    return {f"{name}_ap{suffix}": 100 * value for suffix, value in zip(("", "50", "75"), stats)}
+    rows = {"": at, "50": at[THRESHOLDS == 50], "75": at[THRESHOLDS == 75]}
+    means = {suffix: row[row > -1].mean() if (row > -1).any() else 0.0 for suffix, row in rows.items()}
+    return {f"{name}_ap{suffix}": 100 * float(value) for suffix, value in means.items()}
 
 
 def coco_truth(pictures: Sequence[Picture], classes: int, kind: str) -> dict[str, Any]:

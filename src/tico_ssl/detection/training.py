@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,13 @@ from rich.progress import TextColumn
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
-from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 
 from tico_ssl import distributed
 from tico_ssl.detection.drawing import save_sheet
-from tico_ssl.detection.network import build_detector
+from tico_ssl.detection.network import Detector, build_detector
 from tico_ssl.detection.pictures import Splits
 from tico_ssl.detection.predicting import find_objects
-from tico_ssl.detection.samples import Maker, Sample, Target, TrainingSamples
+from tico_ssl.detection.samples import Batch, Maker, TrainingSamples
 from tico_ssl.detection.scoring import Numbers, score
 from tico_ssl.detection.settings import Settings
 from tico_ssl.device import autocast, resolve_precision
@@ -34,7 +33,6 @@ from tico_ssl.randomness import derived_seed
 from tico_ssl.run_folder import write_atomically
 from tico_ssl.training.checkpoint import Interrupted, StopRequest, load_checkpoint, save_checkpoint
 
-Inputs = tuple[list[Tensor], list[Target]]
 QUIET_LINES = 20  # of progress in a whole training when there is no terminal
 
 
@@ -79,10 +77,10 @@ def train(job: Job, backbone: Backbone) -> Numbers:
             journal.scored(0, measure(job, detector, feed, 0))
     model = DistributedDataParallel(detector, broadcast_buffers=False) if distributed.active() else detector
     detector.train()
-    with journal.shown(), StopRequest() as stop:
-        for step, samples in enumerate(feed.iterate(start, settings.iterations), start):
+    with closing(feed.iterate(start, settings.iterations, device)) as batches, journal.shown(), StopRequest() as stop:
+        for step, batch in enumerate(batches, start):
             torch.manual_seed(derived_seed(settings.seed, "network", step, distributed.rank()))
-            losses = make_step(model, optimizer, samples, settings.lr_at(step), device, job.precision)
+            losses = make_step(model, optimizer, batch, settings.lr_at(step), device, job.precision)
             done = step + 1
             journal.advance(done)
             at_log_step = done % settings.log_every == 0 or done == settings.iterations
@@ -103,34 +101,34 @@ def train(job: Job, backbone: Backbone) -> Numbers:
     return journal.final_scores()
 
 
-def make_detector(job: Job, backbone: Backbone) -> GeneralizedRCNN:
+def make_detector(job: Job, backbone: Backbone) -> Detector:
     """On its device, with statistics of BatchNorm over all processes; new layers depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(job.settings.seed, "weights", 1))
         detector = build_detector(backbone, len(job.splits.train.classes), job.settings, job.masks)
-    shared: GeneralizedRCNN = share_statistics(detector.to(job.device))
+    if job.device.type == "cuda":
+        detector = detector.to(memory_format=torch.channels_last)
+    shared: Any = share_statistics(detector.to(job.device))
     return shared
 
 
 def make_optimizer(detector: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """SGD with momentum; normalisation layers have no decay, biases do."""
+    """SGD with momentum, or AdamW; normalisation layers have no decay, biases do."""
     norms = {id(p) for m in detector.modules() if isinstance(m, _BatchNorm) for p in m.parameters()}
     groups = [
         {"params": [p for p in detector.parameters() if id(p) not in norms], "weight_decay": settings.weight_decay},
         {"params": [p for p in detector.parameters() if id(p) in norms], "weight_decay": 0.0},
     ]
-    return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum)
-
-
-def as_inputs(samples: list[Sample], device: torch.device) -> Inputs:
-    """What torchvision's detectors take."""
-    return [sample.image_on(device) for sample in samples], [sample.target_on(device) for sample in samples]
+    form: Any = {"fused": True} if next(detector.parameters()).is_cuda else {"foreach": True}
+    if settings.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=settings.lr, **form)
+    return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, **form)
 
 
 def make_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    samples: list[Sample],
+    batch: Batch,
     lr: float,
     device: torch.device,
     precision: torch.dtype,
@@ -139,7 +137,7 @@ def make_step(
     for group in optimizer.param_groups:
         group["lr"] = lr
     with autocast(device, precision):
-        losses: dict[str, Tensor] = model(*as_inputs(samples, device))
+        losses: dict[str, Tensor] = model(batch)
     total = torch.stack([value.float() for value in losses.values()]).sum()
     optimizer.zero_grad(set_to_none=True)
     total.backward()
@@ -147,29 +145,29 @@ def make_step(
     return {"loss": total.detach()} | {name: value.detach() for name, value in losses.items()}
 
 
-class _Fed(nn.Module):
-    """A detector as a function of one argument, for the calibration of its BatchNorm."""
+class _Normalised(nn.Module):
+    """The part of a detector that has BatchNorm, as a function of one argument, for its calibration."""
 
-    def __init__(self, detector: GeneralizedRCNN, device: torch.device, precision: torch.dtype) -> None:
+    def __init__(self, detector: Detector, device: torch.device, precision: torch.dtype) -> None:
         super().__init__()
         self.detector, self.device, self.precision = detector, device, precision
+        self.whole = any(isinstance(module, _BatchNorm) for module in detector.roi_heads.modules())  # C4
 
-    def forward(self, inputs: Inputs) -> Any:
+    def forward(self, batch: Batch) -> Any:
         with autocast(self.device, self.precision):
-            return self.detector(*inputs)
+            return self.detector(batch) if self.whole else self.detector.features(batch)
 
 
-def measure(job: Job, detector: GeneralizedRCNN, feed: TrainingSamples, step: int) -> Numbers:
+def measure(job: Job, detector: Detector, feed: TrainingSamples, step: int) -> Numbers:
     """Scores on the test images, and on training images where that is wanted; the last time also the picture."""
     settings, numbers = job.settings, Numbers()
     if settings.precise_norm:
         torch.manual_seed(derived_seed(settings.seed, "network", step, distributed.rank(), 1))
-        batches = feed.iterate(settings.iterations, settings.iterations + settings.precise_norm)
-        portions: Any = (as_inputs(samples, job.device) for samples in batches)
-        calibrate(_Fed(detector, job.device, job.precision), portions)
+        batches: Any = feed.iterate(settings.iterations, settings.iterations + settings.precise_norm, job.device)
+        calibrate(_Normalised(detector, job.device, job.precision), batches)
     wanted = {"": job.splits.test}
     if settings.score_train_images:
-        wanted["train_"] = job.splits.train.first(settings.score_train_images)
+        wanted["train_"] = job.splits.train.spread(settings.score_train_images)
     for prefix, pictures in wanted.items():
         found = find_objects(
             detector, pictures.pictures, feed.maker.channels, settings, job.device, job.precision, f"scoring {job.name}"

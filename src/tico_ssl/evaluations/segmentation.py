@@ -22,7 +22,7 @@ class Config(Settings):
     iterations: Positive = 90_000
     """Steps of training."""
     lr: Annotated[float, Field(gt=0)] = 0.08
-    """Learning rate of SGD for this batch size; change both in proportion."""
+    """Learning rate for this batch size; of SGD, change both in proportion."""
     decay_at: Annotated[tuple[float, ...], Field(strict=False)] = (6 / 9, 8 / 9)
     """Shares of the iterations after which the rate is a tenth of what it was."""
     sizes: Annotated[tuple[Side, ...], Field(min_length=1, strict=False)] = tuple(range(640, 801, 32))
