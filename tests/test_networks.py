@@ -164,6 +164,19 @@ def test_narrow_resnets_have_the_names_of_torchvision():
     assert ours == {name: shape for name, shape in theirs.items() if not name.startswith("fc.")}
 
 
+@pytest.mark.parametrize("size", [(64, 64), (41, 64), (7, 9)])
+def test_the_shortcut_of_a_very_narrow_resnet_is_a_convolution_in_steps(size):
+    shortcut = build_backbone(BackboneConfig(name="tico/resnet10-w8"), 64).network.layer2[0].downsample[0]
+    images = torch.randn(2, 8, *size).contiguous(memory_format=torch.channels_last)
+    found = shortcut.to(memory_format=torch.channels_last)(images)
+    found.square().sum().backward()  # a plain one in steps dies here, on some processors
+    weight = shortcut.weight.detach().double().requires_grad_()
+    expected = torch.nn.functional.conv2d(images.double(), weight, stride=2)
+    expected.square().sum().backward()
+    assert torch.allclose(found.double(), expected, rtol=1e-4, atol=1e-5)
+    assert torch.allclose(shortcut.weight.grad.double(), weight.grad, rtol=1e-4, atol=1e-3)
+
+
 def test_a_narrow_resnet_of_full_width_computes_what_torchvision_does():
     backbone = build("tico/resnet18-w64", 96, zero_gamma=False).eval()
     reference = torchvision.models.resnet18()
