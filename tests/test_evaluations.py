@@ -112,6 +112,14 @@ def test_a_regression_without_anything_to_learn_stays_at_zero():
     assert linear.bias.abs().max() < 1e-6
 
 
+def test_features_that_are_not_finite_are_no_features():
+    backbone = build_backbone(BackboneConfig(name="tico/resnet10-w4"), 16)
+    backbone.network.bn1.weight.data[0] = math.nan
+    source = from_arrays("black", torch.zeros(3, 3, 16, 16, dtype=torch.uint8), None)
+    with pytest.raises(UserError, match="not finite of 3 of 3 images: its weights are damaged"):
+        extract(backbone, source, torch.device("cpu"))
+
+
 def test_rankme_at_known_spectra():
     assert rankme(torch.ones(50, 8)) == pytest.approx(1, abs=1e-4)
     assert rankme(torch.eye(8).repeat(5, 1)) == pytest.approx(8, rel=1e-4)

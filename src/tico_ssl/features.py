@@ -88,7 +88,13 @@ def extract(
     backbone.train(training)
     if not features:
         raise UserError(f"{source.name}: not one of the {len(source)} images can be read")
-    return Extracted(torch.cat(features), torch.tensor(places))
+    found = Extracted(torch.cat(features), torch.tensor(places))
+    if bad := int((~found.features.isfinite().all(dim=1)).sum()):
+        raise UserError(
+            f"{backbone.config.name} makes numbers that are not finite of {bad} of {len(places)} images: "
+            "its weights are damaged, or its training has diverged"
+        )
+    return found
 
 
 def pixels(source: Source) -> Tensor:
