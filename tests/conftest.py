@@ -11,6 +11,8 @@ from PIL import Image
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels are then run by an interpreter; read when they are imported
 
+from tico_ssl import pretrain
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _few_threads():
@@ -32,6 +34,22 @@ def tiny() -> dict:
         "training.log_every_steps": 1,
         "training.knn_every_epochs": 0,
     }
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A tiny run, trained for an epoch, of a module's own: evaluations write into its folder."""
+    settings = {
+        "data.limit": 300,
+        "data.image_size": 16,
+        "backbone.name": "tico/resnet10-w4",
+        "method.hidden": 16,
+        "method.dim": 8,
+        "training.batch_size": 50,
+        "training.epochs": 1,
+        "training.knn_every_epochs": 0,
+    }
+    return pretrain("demo", out=tmp_path_factory.mktemp("runs") / "run", overrides=settings)
 
 
 @pytest.fixture

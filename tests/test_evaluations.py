@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
-from tico_ssl import embed, evaluate, load_backbone, pretrain
+from tico_ssl import embed, evaluate, load_backbone
 from tico_ssl.classification.regression import fit_linear, fit_linears, minimise
 from tico_ssl.config import load_recipe
 from tico_ssl.data.arrays import from_arrays
@@ -34,20 +34,6 @@ def clusters(count, classes=4, width=6, seed=0):
     centres = torch.randn(classes, width, generator=torch.Generator().manual_seed(99))
     labels = torch.randint(0, classes, (count,), generator=generator)
     return centres[labels] + 0.8 * torch.randn(count, width, generator=generator), labels
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    settings = {
-        "data.limit": 300,
-        "data.image_size": 16,
-        "backbone.name": "tico/resnet10-w4",
-        "method.hidden": 16,
-        "method.dim": 8,
-        "training.batch_size": 50,
-        "training.epochs": 1,
-    }
-    return pretrain("demo", out=tmp_path_factory.mktemp("runs") / "run", overrides=settings)
 
 
 @pytest.mark.parametrize(("k", "temperature"), [(1, 0.07), (5, 0.1), (20, 0.07), (200, 0.1)])

@@ -9,7 +9,7 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 from scipy.stats import poisson
 
-from tico_ssl import evaluate, pretrain
+from tico_ssl import evaluate
 from tico_ssl.errors import UserError
 from tico_ssl.evaluations import corruptions
 from tico_ssl.representation.corruption import SEVERITIES, STRENGTHS, corrupt, strength
@@ -133,21 +133,6 @@ def test_jpeg_and_pixels_are_pillows(pictures):
 
 
 # ---------------------------------------------------------------------------------------------------- on a run
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    settings = {
-        "data.limit": 300,
-        "data.image_size": 16,
-        "backbone.name": "tico/resnet10-w4",
-        "method.hidden": 16,
-        "method.dim": 8,
-        "training.batch_size": 50,
-        "training.epochs": 1,
-        "training.knn_every_epochs": 0,
-    }
-    return pretrain("demo", out=tmp_path_factory.mktemp("runs") / "run", overrides=settings)
 
 
 def test_the_summary_is_the_mean_of_means_and_what_is_lost_of_the_clean_accuracy():

@@ -43,8 +43,7 @@ class Detector(nn.Module):
         return further | losses if self.training else found
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
-        """Maps of the images, by name. On GPUs channels come last, as convolutions in bf16 want them. Not on CPUs:
-        oneDNN then writes beyond its memory (backward, 1 x 1, stride 2, from 8 to 16 channels of 40 x 64 pixels)."""
+        """Maps of the images, by name. On GPUs channels come last, as convolutions in bf16 want them."""
         pixels = self.normalised(batch)
         if pixels.is_cuda:
             pixels = pixels.contiguous(memory_format=torch.channels_last)
