@@ -372,7 +372,7 @@ def test_swav_freezes_prototypes_then_moves_them_on_the_sphere():
         optimizer.step()
         method.after_step(0.0)
         torch.testing.assert_close(method.prototypes.norm(dim=1), torch.ones(6, dtype=torch.float64))
-        moved = float((method.prototypes - before).abs().max())
+        moved = float((method.prototypes.detach() - before).abs().max())
         assert (moved < 1e-6) == (step == 0)  # they were made in float32
 
 
@@ -388,7 +388,7 @@ def test_swav_queue_holds_the_newest_and_counts_when_full_and_due():
     earlier = encoded.trained[0].detach().repeat(2, 1)
     mine = method._assigned(0, encoded.trained[0].detach())
     torch.testing.assert_close(mine, naive_sinkhorn(torch.cat([earlier[:N], earlier]), 0.05, 3)[:N])
-    method.config = method.config.model_copy(update={"queue_start": 0.5})
+    method.config = method.config.model_copy(update={"queue_start": 1})
     assert torch.equal(method._assigned(0, encoded.trained[0].detach()), plain)
     method.after_step(0.5)
     frozen = method._assigned(0, method.encode(batch).trained[0].detach())
@@ -397,6 +397,31 @@ def test_swav_queue_holds_the_newest_and_counts_when_full_and_due():
     queue = method.queue.clone()
     method(batch)
     assert torch.equal(method.queue, queue)
+
+
+def test_swav_queue_that_lags_behind_assigns_a_batch_to_where_it_is_going():
+    """Sinkhorn takes out what all images have in common, unless a queue of earlier embeddings did not have it."""
+    prototypes, embeddings = (nn.functional.normalize(random(n, 16, seed=n), dim=1) for n in (200, 64))
+    drift = nn.functional.normalize(random(16, seed=3), dim=0)
+    moved = nn.functional.normalize(embeddings + 0.5 * drift, dim=1)
+    alone = swav.sinkhorn(moved @ prototypes.T)
+    lagging = swav.sinkhorn(moved @ prototypes.T, earlier=embeddings.repeat(15, 1) @ prototypes.T)
+    ahead = [float((codes.mean(dim=0) - 1 / 200) @ prototypes @ drift) for codes in (alone, lagging)]
+    assert abs(ahead[0]) < 0.03 < 0.2 < ahead[1]
+
+
+@pytest.mark.parametrize(("epsilon", "temperature"), [(0.05, 0.1), (0.03, 0.1), (0.03, 0.2)])
+@pytest.mark.parametrize("above", [False, True])
+def test_swav_scores_grow_where_views_correlate_by_more_than_epsilon_over_temperature(epsilon, temperature, above):
+    """Of small scores that two views share in part: larger ones would have a smaller loss above the ratio alone."""
+    correlation = epsilon / temperature + (0.05 if above else -0.05)
+    first, other = random(1000, 300, seed=1), random(1000, 300, seed=2)
+    second = correlation * first + math.sqrt(1 - correlation**2) * other
+    scale = torch.ones((), dtype=torch.float64, requires_grad=True)
+    scores = [0.001 * view for view in (first, second)]
+    assignments = [swav.sinkhorn(score, epsilon) for score in scores]
+    swav.swav_loss([scale * score for score in scores], assignments, temperature).backward()
+    assert (float(scale.grad) < 0) == above
 
 
 def test_swav_counts_the_prototypes_that_are_nearest():
@@ -499,5 +524,5 @@ def test_the_papers_values():
     assert (recipe.method.negatives, recipe.method.temperature, recipe.method.weight) == (32_000, 0.07, 0.5)
     assert recipe.views[1].jigsaw ** 2 == recipe.method.pieces
     recipe = load_recipe("cifar10/swav")
-    assert (recipe.optimizer.lr, recipe.method.queue, recipe.method.queue_start) == (0.6, 3840, 0.05)
+    assert (recipe.optimizer.lr, recipe.method.queue, recipe.method.queue_start) == (0.6, 3840, 50 * (50_000 // 256))
     assert [load_recipe(f"{data}/supervised").method.classes for data in ("imagenet", "cifar10")] == [1000, 10]

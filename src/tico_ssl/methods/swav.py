@@ -8,7 +8,9 @@
 
 Sinkhorn makes assignments in which all prototypes are used equally by the global batch: of Q = exp(s / epsilon), it
 divides by the sum over images, then by the sum over prototypes, three times. Under several processes only the K sums
-over images are added up. A queue of earlier embeddings lets small batches be compared with more images.
+over images are added up. A queue of earlier embeddings lets small batches be compared with more images. It must not be
+used while the network changes fast: where all embeddings have moved on since the queue was filled, what sets a batch
+apart from the queue is that movement, all images are assigned to prototypes that lie ahead, and are driven on there.
 
 All crops go through the networks one by one, so that BatchNorm sees crops of one kind at a time.
 """
@@ -101,15 +103,14 @@ class Config(MethodConfig):
     """Of Sinkhorn's algorithm."""
     queue: Annotated[int, Field(ge=0)] = 0
     """Earlier images that take part in assignments, for small batches (3840 for a batch of 256); 0: none."""
-    queue_start: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of training after which the queue is used, if it is full."""
+    queue_start: Annotated[int, Field(ge=0)] = 0
+    """Steps after which the queue is used, if it is full. While the rate still rises it can make training collapse."""
 
 
 class SwAV(nn.Module):
     """Backbone, projector and prototypes. The first two views are assigned, all views predict."""
 
     steps: Tensor
-    progress: Tensor
     queue: Tensor
     filled: Tensor
 
@@ -123,7 +124,6 @@ class SwAV(nn.Module):
         self.projector = projector(width, config.hidden, config.dim, last_bias=config.last_bias)
         self.prototypes = nn.Parameter(F.normalize(torch.randn(config.prototypes, config.dim), dim=1))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("progress", torch.zeros(()))
         self.register_buffer("queue", torch.zeros(ASSIGNED, config.queue, config.dim))
         self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
 
@@ -168,7 +168,7 @@ class SwAV(nn.Module):
         if self.config.queue:
             with torch.autocast(scores.device.type, enabled=False):
                 earlier = self.queue[view] @ self.prototypes.T
-            used = (self.progress >= self.config.queue_start) & (self.filled >= self.config.queue)
+            used = (self.steps >= self.config.queue_start) & (self.filled >= self.config.queue)
             weight = used.to(scores.dtype)
         return sinkhorn(scores, self.config.epsilon, self.config.iterations, earlier, weight, total=distributed.all_sum)
 
@@ -184,7 +184,6 @@ class SwAV(nn.Module):
     def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
         """Bring prototypes back to length one."""
         self.prototypes.copy_(F.normalize(self.prototypes, dim=1))
-        self.progress.fill_(progress)
         self.steps += 1
         return {}
 
