@@ -116,6 +116,15 @@ def test_results_of_an_earlier_checkpoint_do_not_count(page_alone, tmp_path):
     assert "Results of earlier checkpoints" in page_text
 
 
+def test_a_run_whose_weights_are_gone_keeps_its_latest_results(page_alone, tmp_path):
+    run = made_run(tmp_path / "a", results=[knn(20.0, 38.2, checkpoint="another"), knn(84.1, 38.2)])
+    run.backbone_file.unlink()
+    assert "Pretraining helped: knn top1_k20 84.1 %" in sentences(run)
+    page_text = report(run.folder).read_text()
+    assert "There is no backbone any more, so no map" in page_text
+    assert "There is no backbone to evaluate any more: its weights are gone." in page_text
+
+
 def test_the_verdict_names_collapse(tmp_path):
     run = made_run(tmp_path / "a", metrics=[log_line(20, 2.0, mean_cosine=0.95)])
     assert "Signs of collapse: different images have cosine 0.95" in sentences(run)

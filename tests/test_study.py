@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -440,8 +441,10 @@ def test_a_failure_leaves_the_others_alone_and_is_tried_again(tmp_path, tiny, mo
     monkeypatch.setattr(processes, "run_all", lambda works, *_: tried.extend(work.name for work in works) or {})
     study(file, out=out, side_by_side=1)
     assert tried == ["bad-seed0"]
+    shutil.move(Run(out / "good-seed0").backbone_file, tmp_path)  # weights are large: the rest may be kept without them
     study(file, out=out, side_by_side=1, only=["good"])
     assert tried == ["bad-seed0"]
+    assert json.loads((out / "results.json").read_text())["rows"][1] == good_row
     more = yaml.safe_load((tmp_path / "mine.yaml").read_text()) | {"protocols": ["knn"]}
     study(written(tmp_path, **more), out=out, side_by_side=1, only=["good"])  # other settings of a protocol
     assert tried == ["bad-seed0", "good-seed0"]

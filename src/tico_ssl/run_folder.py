@@ -22,7 +22,7 @@ from tico_ssl.config import Recipe, dump_recipe, load_recipe
 from tico_ssl.errors import UserError
 from tico_ssl.json_lines import read_json_lines
 from tico_ssl.networks.backbones import Backbone
-from tico_ssl.networks.storage import load_backbone
+from tico_ssl.networks.storage import digest, load_backbone
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,13 @@ class Run:
     def results(self) -> list[dict[str, Any]]:
         """Every result of an evaluation."""
         return read_json_lines(self.results_file)
+
+    def checkpoint(self) -> str | None:
+        """What results call the backbone as it is now; where its weights are gone, as it was when last judged."""
+        if self.backbone_file.is_file():
+            return digest(self.backbone_file)
+        judged = [result["checkpoint"] for result in self.results() if "checkpoint" in result]
+        return judged[-1] if judged else None
 
 
 def open_run(folder: str | Path) -> Run:

@@ -76,8 +76,9 @@ def _picture(record: Record, data: "Given | None", points: int) -> Picture | str
     """What the backbone makes of images, or why that is not shown."""
     if points <= 0:
         return "Map and gallery were left out (--points 0)."
-    if record.checkpoint is None:
-        return "There is no backbone yet, so no map, no neighbours and no classes: they come with the first checkpoint."
+    if not record.run.backbone_file.is_file():
+        when = "yet" if record.checkpoint is None else "any more"
+        return f"There is no backbone {when}, so no map, no neighbours and no classes: they are made from its weights."
     from tico_ssl.progress import say
     from tico_ssl.report.embedding import picture_of
 

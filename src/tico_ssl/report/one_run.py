@@ -231,8 +231,10 @@ def evaluations(record: Record) -> Section:
         content.append(folded("Results of earlier checkpoints", table(head, earlier, sortable=True)))
     run = record.run.folder
     missing = [name for name in USUAL if name not in record.current_results]
-    if record.checkpoint is None:
-        content.append(paragraph("There is no backbone to evaluate yet.", class_="missing"))
+    there = record.run.backbone_file.is_file()
+    if not there:
+        when = "yet" if record.checkpoint is None else "any more: its weights are gone"
+        content.append(paragraph(f"There is no backbone to evaluate {when}.", class_="missing"))
     elif missing:
         text = "Not measured yet" if not record.results else "Not measured for the backbone as it is now"
         content.append(
@@ -241,7 +243,7 @@ def evaluations(record: Record) -> Section:
             )
         )
     others = [name for name in catalogue.entries("evaluations") if name not in {*record.current_results, *USUAL}]
-    if record.checkpoint is not None and others:
+    if there and others:
         content.append(
             folded(
                 "Other protocols",

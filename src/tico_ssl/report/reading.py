@@ -10,7 +10,6 @@ from typing import Any
 from tico_ssl.config import parse_yaml
 from tico_ssl.errors import UserError
 from tico_ssl.json_lines import read_json_lines
-from tico_ssl.networks.storage import digest
 from tico_ssl.report.record import Record
 from tico_ssl.run_folder import open_run
 from tico_ssl.studies.state import study_file
@@ -32,7 +31,7 @@ def read_record(folder: str | Path) -> Record:
         results=[line for line in run.results() if {"protocol", "numbers"} <= set(line)],
         bad_files=read_json_lines(run.bad_files_file),
         warnings=_warnings(run.folder / "train.log"),
-        checkpoint=digest(run.backbone_file) if run.backbone_file.is_file() else None,
+        checkpoint=run.checkpoint(),
         last_sign=max(file.stat().st_mtime for file in files if file.is_file()),
     )
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tico_ssl.networks.storage import digest
 from tico_ssl.run_folder import Run
 from tico_ssl.studies.plan import Study, protocol_settings
 
@@ -53,15 +52,13 @@ def state_of(study: Study, run: Run, epochs: int | None) -> State:
 
 def unjudged(study: Study, run: Run) -> list[str]:
     """The protocols that have not judged the backbone as it is now, with the study's settings."""
-    if not run.backbone_file.is_file():
-        return list(study.protocols)
     results = results_of(study, run)
     return [protocol for protocol in study.protocols if protocol not in results]
 
 
 def results_of(study: Study, run: Run) -> dict[str, dict[str, Any]]:
     """The latest result of each protocol that has judged the backbone as it is now, with the study's settings."""
-    checkpoint = digest(run.backbone_file) if run.backbone_file.is_file() else None
+    checkpoint = run.checkpoint()
     wanted = {protocol: protocol_settings(study, protocol) for protocol in study.protocols}
     return {
         result["protocol"]: result
