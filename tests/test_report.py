@@ -38,6 +38,7 @@ from tico_ssl.report.picture import Images, Picture
 from tico_ssl.report.published import beside_the_paper, published
 from tico_ssl.report.reading import read_record, read_records
 from tico_ssl.report.record import duration
+from tico_ssl.report.several_runs import curves
 from tico_ssl.report.verdict import verdict
 from tico_ssl.run_folder import Run
 from tico_ssl.subjects import open_subject
@@ -515,6 +516,25 @@ def test_a_study_stands_beside_the_paper_with_what_differs(tmp_path):
     assert "What differs here" in text
     assert EVIL not in text
     assert (tmp_path / "figures" / "accuracy-seconds.svg").is_file()
+
+
+def test_losses_of_different_methods_are_drawn_in_the_range_of_each(tmp_path):
+    def losses(*methods):
+        runs = [
+            made_run(
+                tmp_path / "-".join((*methods, str(number))),
+                metrics=[
+                    log_line(step, step / 10, loss=scale * loss) for step, loss in ((10, 8.0), (20, 2.0), (30, 5.0))
+                ],
+                overrides={"method": {"name": method}, "training.epochs": 3, "training.seed": number},
+            )
+            for number, (method, scale) in enumerate(zip(methods, (1, -100)))
+        ]
+        comparison = comparison_of(read_records([run.folder for run in runs]))
+        return [list(series.y) for series in curves(comparison).charts[0].series]
+
+    assert losses("tico", "simclr") == [[1, 0, 0.5], [0, 1, 0.5]]
+    assert losses("tico", "tico") == [[8, 2, 5], [-800, -200, -500]]
 
 
 def test_rows_of_the_paper_are_found_by_method_and_by_name(tmp_path):

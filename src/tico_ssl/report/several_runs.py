@@ -1,5 +1,6 @@
 """The report of several runs, or of a study."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tico_ssl.report.charts import Chart, Series
@@ -94,26 +95,38 @@ def paper_section(tables: "list[PaperTable]") -> Section:
 def curves(comparison: "Comparison") -> Section:
     """Curves of all runs in one figure; the runs of one recipe share a colour."""
     charts = []
+    methods = {record.recipe["method"]["name"] for group in comparison.groups for record in group.records}
+    unlike = "Losses of different methods are different things: each is drawn from its lowest to its highest."
+    alike = "It should fall and then level off."
     for key, of_metrics, title, caption in (
-        ("loss", True, "Loss", "Losses of different methods are different things: compare shapes, not heights."),
+        ("loss", True, "Loss", unlike if len(methods) > 1 else alike),
         ("knn_top1_k20", False, "kNN between epochs", "The curve to trust, where it was measured."),
         ("mean_cosine", True, "Cosine of different images", "Near 1, a network has collapsed."),
     ):
         series = []
+        scaled = key == "loss" and len(methods) > 1
         for number, group in enumerate(comparison.groups):
             for record in group.records:
                 lines = record.logged if of_metrics else record.judged_on_the_way
                 if any(key in line for line in lines):
                     name = record.name if len(group.records) > 1 else group.name
                     found = curve(lines, key, name)
-                    series.append(Series(found.name, found.x, found.y, rank=number))
+                    y = _of_its_range(found.y) if scaled else found.y
+                    series.append(Series(found.name, found.x, y, rank=number))
         if series:
             left_out = f" The first {MOST_CURVES} of {len(series)} runs." if len(series) > MOST_CURVES else ""
             shown = series[:MOST_CURVES]
             height = 340 + 10 * len(shown)
-            charts.append(Chart(key.replace("_", "-"), title, caption + left_out, shown, "epoch", title, height=height))
+            label = "share of its range" if scaled else title
+            charts.append(Chart(key.replace("_", "-"), title, caption + left_out, shown, "epoch", label, height=height))
     content = [figure(chart) for chart in charts] or [paragraph("Nothing has been logged yet.", class_="missing")]
     return Section("curves", "Curves", content, charts)
+
+
+def _of_its_range(values: Sequence[float | None]) -> list[float | None]:
+    known = [value for value in values if value is not None]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    return [None if value is None else round((value - low) / ((high - low) or 1.0), 4) for value in values]
 
 
 def accuracy_and_time(comparison: "Comparison") -> Section:
