@@ -1,6 +1,7 @@
 """The frame around protocols: features kept on disk, models by name, `all`, few-shot, and the probe between epochs."""
 
 import json
+import multiprocessing
 import os
 import re
 
@@ -187,12 +188,21 @@ def test_a_model_with_weights_from_elsewhere(here, form, capsys):
     (save_file if form.endswith("safetensors") else torch.save)(state, here / form)
     path = import_model("torchvision/resnet18", here / form, "x.npz")
     assert "fc.bias, " in capsys.readouterr().out.replace("module.encoder_q.", "")
+    assert list(path.parent.iterdir()) == [path]
     theirs.fc = torch.nn.Identity()
     backbone = load_backbone(path)
     assert backbone.image_size == 8
     images = backbone.preprocess(noise(4))
     with torch.no_grad():
         assert torch.equal(backbone(images), theirs(images))
+
+
+def test_processes_that_bring_the_same_weights_do_not_disturb_each_other(here):
+    torch.save(small_backbone().network.state_dict(), here / "w.pth")
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        paths = pool.starmap(import_model, [("tico/resnet10-w2", here / "w.pth", str(here / "x.npz"))] * 8, chunksize=1)
+    assert len(set(paths)) == 1
+    assert load_backbone(paths[0]).width == small_backbone().width
 
 
 def test_weights_on_the_command_line(here):

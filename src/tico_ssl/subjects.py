@@ -1,5 +1,6 @@
 """What is judged: the backbone of a run, a backbone file, or any model by name, with weights from elsewhere or none."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,7 +73,9 @@ def import_model(name: str | Path, weights: str | Path, data: Given | None) -> P
     backbone = _with_weights(str(name), config, Path(weights).expanduser())
     file = digest(Path(weights).expanduser())[:8]
     path = MODELS / f"{str(name).replace('/', '-')}-{file}-{config.image_size}.safetensors"
-    save_backbone(backbone, path)
+    mine = path.with_stem(f"{path.stem}-{os.getpid()}")  # under torchrun all processes write the same
+    save_backbone(backbone, mine)
+    mine.replace(path)
     return path
 
 
