@@ -489,7 +489,7 @@ def test_pirl_tells_which_memories_were_written_and_whether_they_are_alike():
 def test_pirl_is_the_naive_loss_of_its_networks():
     method, batch = built("pirl").eval(), batch_for("pirl")
     torch.manual_seed(5)
-    loss = float(method(batch).loss)
+    loss = float(method(batch).loss.detach())
     torch.manual_seed(5)
     drawn = torch.randint(40, (32,))
     image, jigsaw = (one.detach() for one in method.encode(batch).trained)
