@@ -3,6 +3,7 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -422,6 +423,16 @@ def test_swav_scores_grow_where_views_correlate_by_more_than_epsilon_over_temper
     assignments = [swav.sinkhorn(score, epsilon) for score in scores]
     swav.swav_loss([scale * score for score in scores], assignments, temperature).backward()
     assert (float(scale.grad) < 0) == above
+
+
+def test_swav_correlation_of_views_is_that_of_centred_scores():
+    views = [random(N, 7, seed=seed) + 3 * random(7, seed=9) for seed in range(3)]
+    views[2] = views[2] + 2 * views[0]
+    flat = [(view - view.mean(dim=0)).flatten().numpy() for view in views]
+    expected = np.mean([np.corrcoef(flat[0], other)[0, 1] for other in flat[1:]])
+    assert float(swav.view_correlation(views)) == pytest.approx(expected, abs=1e-12)
+    assert float(swav.view_correlation([views[0], 5 * views[0] + 1])) == pytest.approx(1, abs=1e-12)
+    assert float(swav.view_correlation([torch.ones(4, 3)] * 2)) == 0
 
 
 def test_swav_counts_the_prototypes_that_are_nearest():

@@ -80,6 +80,19 @@ def swav_loss(scores: Sequence[Tensor], assignments: Sequence[Tensor], temperatu
         return torch.stack(losses).mean()
 
 
+@torch.no_grad()
+def view_correlation(scores: Sequence[Tensor]) -> Tensor:
+    """How the first view's scores (n, K) correlate with those of the others, the mean of each prototype taken out.
+
+    Predictions are s / temperature, assignments about s / epsilon. Where views correlate by r, the best prediction of a
+    small assignment is r s / epsilon: scores grow if r > epsilon / temperature, and shrink to nothing otherwise.
+    """
+    first, *others = (score - distributed.all_mean(score.mean(dim=0)) for score in scores)
+    products = [torch.stack([(first * other).sum(), first.square().sum(), other.square().sum()]) for other in others]
+    both, ours, theirs = distributed.all_sum(torch.stack(products)).unbind(dim=1)
+    return (both / (ours * theirs).sqrt().clamp_min(1e-30)).mean()
+
+
 class Config(MethodConfig):
     """SwAV's settings; the defaults are the paper's for large batches."""
 
@@ -150,7 +163,11 @@ class SwAV(nn.Module):
         if self.training and self.config.queue:
             self._enqueue(encoded.fixed)
         entropy = torch.stack([-torch.special.xlogy(q, q).sum(dim=1).mean() for q in assignments]).mean()
-        terms = {"assignment_entropy": entropy, "prototypes_used": self._used(encoded.trained[0].detach())}
+        terms = {
+            "assignment_entropy": entropy,
+            "prototypes_used": self._used(encoded.trained[0].detach()),
+            "view_correlation": view_correlation([scores.detach() for scores in encoded.trained]),
+        }
         return StepOutput(loss, terms, encoded.fixed[0])
 
     @torch.no_grad()
