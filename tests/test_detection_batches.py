@@ -312,7 +312,7 @@ def test_a_batch_holds_what_its_samples_do():
             "masked": torch.arange(count) != 1,
         }
         image = torch.randint(0, 256, (3, height, width), dtype=torch.uint8, generator=random)
-        samples.append(Sample(image, target, (height, width)))
+        samples.append(Sample(image, target))
         # Proposals that reach the image's right and lower border, where padding could shine through.
         cuts.append(torch.tensor([[5.0, 5.0, width, height], [width - 9.3, 0.0, width, height - 0.5]]))
     batch = collate(samples)
@@ -321,7 +321,7 @@ def test_a_batch_holds_what_its_samples_do():
     assert batch.mask_of.tolist() == [[0, -1, -1], [-1, -1, -1], [1, -1, 2]]
     masks = unpacked(batch)
     for row, (sample, boxes) in enumerate(zip(samples, cuts)):
-        height, width = sample.original
+        height, width = sample.image.shape[-2:]
         assert torch.equal(batch.images[row, :, :height, :width], sample.image)
         assert torch.equal(batch.boxes[row, : len(sample.target["labels"])], sample.target["boxes"])
         for number, known in enumerate(sample.target["masked"].tolist()):

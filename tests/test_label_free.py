@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from PIL import Image
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
-from tico_ssl import evaluate, pretrain
+from tico_ssl import evaluate
 from tico_ssl.errors import UserError
 from tico_ssl.evaluations import alpha_req, clustering, open_context, spectrum
 from tico_ssl.evaluations.clustering import agreement, cluster
@@ -326,21 +326,6 @@ def test_large_batches_are_judged_by_their_first_images():
 
 
 # ---------------------------------------------------------------------------------------------------- on a run
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    settings = {
-        "data.limit": 200,
-        "data.image_size": 16,
-        "backbone.name": "tico/resnet10-w4",
-        "method.hidden": 32,
-        "method.dim": 16,
-        "training.batch_size": 50,
-        "training.epochs": 1,
-        "training.knn_every_epochs": 0,
-    }
-    return pretrain("demo", out=tmp_path_factory.mktemp("runs") / "run", overrides=settings)
 
 
 def test_the_log_has_the_early_signals(run):

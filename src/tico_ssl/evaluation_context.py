@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tico_ssl import distributed
+from tico_ssl.atomic import write_atomically
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import Given, open_source, open_training, shown
 from tico_ssl.device import choose_device
@@ -23,7 +24,6 @@ from tico_ssl.networks.backbones import SMALL_IMAGE, Backbone, build_backbone
 from tico_ssl.networks.batch_norm import calibrate
 from tico_ssl.progress import say
 from tico_ssl.randomness import derived_seed, generator
-from tico_ssl.run_folder import write_atomically
 from tico_ssl.section import Section
 from tico_ssl.subjects import open_subject
 

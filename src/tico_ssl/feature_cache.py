@@ -4,7 +4,6 @@ A file's name is a digest of all that decides what is in it: the weights, the im
 they were computed. So nothing can be stale, and a file may be deleted at any time. One that is damaged is made anew.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -20,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tico_ssl import distributed
+from tico_ssl.atomic import written_atomically
 from tico_ssl.data.source import Source
 from tico_ssl.features import Extracted, extract, needed_side
 from tico_ssl.networks.backbones import Backbone
@@ -108,18 +108,12 @@ def _read(file: Path) -> Extracted | None:
 
 def _write(file: Path, made: Extracted) -> None:
     """Whole or not at all. A folder that cannot be written to costs time, not the result."""
-    temporary = file.with_suffix(f".{os.getpid()}.tmp")
+    tensors = {"features": made.features.contiguous(), "places": made.places.contiguous()}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        save_file(
-            {"features": made.features.contiguous(), "places": made.places.contiguous()},
-            temporary,
-            metadata={"checksum": _checksum(made)},
-        )
-        os.replace(temporary, file)  # noqa: PTH105 - atomic
+        with written_atomically(file) as temporary:
+            save_file(tensors, temporary, metadata={"checksum": _checksum(made)})
     except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         say(f"features are not kept for the next time: {error}")
 
 

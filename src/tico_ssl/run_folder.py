@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from tico_ssl.atomic import write_atomically
 from tico_ssl.config import Recipe, dump_recipe, load_recipe
 from tico_ssl.errors import UserError
 from tico_ssl.json_lines import read_json_lines
@@ -168,10 +169,3 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """The file appears whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)  # noqa: PTH105 - atomic

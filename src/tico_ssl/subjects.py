@@ -1,6 +1,5 @@
 """What is judged: the backbone of a run, a backbone file, or any model by name, with weights from elsewhere or none."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,9 +72,7 @@ def import_model(name: str | Path, weights: str | Path, data: Given | None) -> P
     backbone = _with_weights(str(name), config, Path(weights).expanduser())
     file = digest(Path(weights).expanduser())[:8]
     path = MODELS / f"{str(name).replace('/', '-')}-{file}-{config.image_size}.safetensors"
-    mine = path.with_stem(f"{path.stem}-{os.getpid()}")  # under torchrun all processes write the same
-    save_backbone(backbone, mine)
-    mine.replace(path)
+    save_backbone(backbone, path)
     return path
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tico_ssl.atomic import write_atomically
 from tico_ssl.bench.ceilings import Ceilings, measure_ceilings
 from tico_ssl.bench.methods import MethodCost, time_methods
 from tico_ssl.bench.rivals import RivalSpeed, require, time_lightly
@@ -20,7 +21,7 @@ from tico_ssl.data.sources import Given
 from tico_ssl.device import choose_device, resolve_precision
 from tico_ssl.errors import UserError
 from tico_ssl.networks.backbones import SMALL_IMAGE
-from tico_ssl.run_folder import environment, write_atomically
+from tico_ssl.run_folder import environment
 from tico_ssl.training.step import resolve_execution
 from tico_ssl.views.policy import shorter_side
 

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import tarfile
 import weakref
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tico_ssl.atomic import written_atomically
 from tico_ssl.data.decoding import ARRAY_SUFFIX, IN_FULL, SUFFIXES, BadImage, Reading
 from tico_ssl.data.source import Source
 from tico_ssl.errors import UserError
@@ -205,13 +205,8 @@ def _read_index(path: Path, stamp: np.ndarray) -> Index | None:
 def _write_index(path: Path, index: Index, stamp: np.ndarray) -> None:
     """The whole file or nothing, although several processes may write it at a time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            np.savez(file, stamp=stamp, **index._asdict())
-        os.replace(temporary, path)  # noqa: PTH105 - atomic
-    finally:
-        temporary.unlink(missing_ok=True)
+    with written_atomically(path) as temporary, temporary.open("xb") as file:
+        np.savez(file, stamp=stamp, **index._asdict())
 
 
 def scan(shard: Path) -> Index:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tico_ssl import distributed
+from tico_ssl.atomic import write_atomically
 from tico_ssl.data.sources import Given, as_source
 from tico_ssl.detection.outlines import coco_tools
 from tico_ssl.detection.pictures import Splits, open_pictures
@@ -21,7 +22,6 @@ from tico_ssl.device import choose_device
 from tico_ssl.errors import UserError
 from tico_ssl.evaluations import Result, fresh_twin
 from tico_ssl.progress import say
-from tico_ssl.run_folder import write_atomically
 from tico_ssl.subjects import Subject, open_subject
 
 POLL_SECONDS = 5.0  # between two looks whether another command is done
@@ -60,9 +60,7 @@ def compare(context: PictureContext, protocol: str, settings: Settings, masks: b
     if distributed.is_main():
         home.mkdir(parents=True, exist_ok=True)
         described = {"settings": settings.model_dump(mode="json"), "data": context.source}
-        text, file = json.dumps(described, indent=2) + "\n", home / "settings.json"
-        if not file.is_file() or file.read_text(encoding="utf-8") != text:
-            write_atomically(file, text)
+        write_atomically(home / "settings.json", json.dumps(described, indent=2) + "\n")
     distributed.barrier()
     say(f"writing to {home}")
     backbones = {"trained": subject.backbone} if subject.trained else {}

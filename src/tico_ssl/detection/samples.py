@@ -25,11 +25,10 @@ LEAST_SIDE = 1e-3  # pixels of a box
 
 
 class Sample(NamedTuple):
-    """An image (uint8) as the network gets it, the objects to train on, and its size on disk."""
+    """An image (uint8) as the network gets it, and the objects to train on."""
 
     image: Tensor
     target: Target
-    original: tuple[int, int]
 
 
 class Batch(NamedTuple):
@@ -115,7 +114,7 @@ class Maker:
         target = self._target(picture, original, size)
         if task.mirrored:
             image, target = mirrored(image, target)
-        return Sample(image.contiguous(), target, original)
+        return Sample(image.contiguous(), target)
 
     def _target(self, picture: Picture, original: tuple[int, int], size: tuple[int, int]) -> Target:
         instances = picture.trainable()

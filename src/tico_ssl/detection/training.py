@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from tico_ssl import distributed
+from tico_ssl.atomic import write_atomically
 from tico_ssl.detection.drawing import save_sheet
 from tico_ssl.detection.network import Detector, build_detector
 from tico_ssl.detection.pictures import Splits
@@ -30,7 +31,6 @@ from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.batch_norm import calibrate, share_statistics
 from tico_ssl.progress import bar, say
 from tico_ssl.randomness import derived_seed
-from tico_ssl.run_folder import write_atomically
 from tico_ssl.training.checkpoint import Interrupted, StopRequest, load_checkpoint, save_checkpoint
 
 QUIET_LINES = 20  # of progress in a whole training when there is no terminal

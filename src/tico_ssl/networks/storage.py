@@ -3,13 +3,13 @@
 import copy
 import hashlib
 import json
-import os
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tico_ssl.atomic import written_atomically
 from tico_ssl.errors import UserError
 from tico_ssl.networks import weight_standardisation
 from tico_ssl.networks.backbones import Backbone, BackboneConfig, build_backbone
@@ -32,9 +32,8 @@ def save_backbone(backbone: Backbone, path: Path) -> None:
         "std": backbone.std,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    save_file(plain_state(backbone), temporary, metadata={"tico_ssl": json.dumps(description)})
-    os.replace(temporary, path)  # noqa: PTH105 - atomic
+    with written_atomically(path) as temporary:
+        save_file(plain_state(backbone), temporary, metadata={"tico_ssl": json.dumps(description)})
 
 
 def load_backbone(source: str | Path) -> Backbone:

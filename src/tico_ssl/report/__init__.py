@@ -63,7 +63,7 @@ def report(
 
 
 def _write(folder: Path, text: str, sections: Sequence[Section]) -> Path:
-    from tico_ssl.run_folder import write_atomically
+    from tico_ssl.atomic import write_atomically
 
     folder.mkdir(parents=True, exist_ok=True)
     static.save([chart for section in sections for chart in section.charts], folder / "figures")

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tico_ssl.atomic import write_atomically
 from tico_ssl.errors import UserError, suggestion
 from tico_ssl.report.page import Cell
 from tico_ssl.report.reading import failures, is_study, read_records
 from tico_ssl.report.record import Record, measured
-from tico_ssl.run_folder import flattened, write_atomically
+from tico_ssl.run_folder import flattened
 from tico_ssl.studies.table import Spread, collapse_verdict, markdown_lines
 
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from tico_ssl import distributed
+from tico_ssl.atomic import write_atomically
 from tico_ssl.data.sources import as_source
 from tico_ssl.errors import UserError
 from tico_ssl.progress import say
-from tico_ssl.run_folder import Run, admit, environment, write_atomically
+from tico_ssl.run_folder import Run, admit, environment
 from tico_ssl.studies import processes, table
 from tico_ssl.studies.cost import epochs_for, read_cost, read_costs
 from tico_ssl.studies.plan import Job, Study, Variant, check, dump_study, expand, jobs, load_study

@@ -12,8 +12,9 @@ from typing import Any
 from rich.measure import Measurement
 from rich.table import Table
 
+from tico_ssl.atomic import write_atomically
 from tico_ssl.progress import console
-from tico_ssl.run_folder import Run, environment, write_atomically
+from tico_ssl.run_folder import Run, environment
 from tico_ssl.studies.cost import Cost
 from tico_ssl.studies.plan import Study, Variant
 from tico_ssl.studies.state import results_of

@@ -4,7 +4,6 @@ Order, views and dropout are functions of the seed and the step (see `randomness
 needs to say about random states and the position in the epoch.
 """
 
-import os
 import signal
 import threading
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tico_ssl import distributed
+from tico_ssl.atomic import written_atomically
 from tico_ssl.errors import UserError
 from tico_ssl.optim.groups import load_optimizer
 
@@ -28,9 +28,8 @@ def save_checkpoint(path: Path, step: int, method: nn.Module, optimizer: Optimiz
         "method": method.state_dict(),
         "optimizer": optimizer.state_dict(),
     }
-    temporary = path.with_suffix(".tmp")
-    torch.save(state, temporary)
-    os.replace(temporary, path)  # noqa: PTH105 - atomic
+    with written_atomically(path, alone=True) as temporary:
+        torch.save(state, temporary)
 
 
 def load_checkpoint(path: Path, method: nn.Module, optimizer: Optimizer, device: torch.device) -> dict[str, Any]:

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
 from tico_ssl import distributed
+from tico_ssl.atomic import write_atomically
 from tico_ssl.contracts import Method, StepOutput
 from tico_ssl.errors import UserError
 from tico_ssl.json_lines import append_json_line, read_json_lines
 from tico_ssl.progress import bar, say
-from tico_ssl.run_folder import Run, write_atomically
+from tico_ssl.run_folder import Run
 
 QUIET_LINES = 20  # lines of progress in a whole run when there is no terminal
 RANK_IMAGES = 256  # of the global batch, whose embeddings are decomposed at log steps: some milliseconds
