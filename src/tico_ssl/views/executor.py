@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tico_ssl.errors import UserError
+from tico_ssl.randomness import named_generator
 from tico_ssl.views import operations
 from tico_ssl.views.policy import COLOURS, ViewPolicy
 from tico_ssl.views.resampling import resized_bytes, suits_kernel
@@ -31,6 +32,7 @@ DRAWS = 18
 PLACE, FINISH = slice(0, 5), slice(5, 18)
 ORDER = slice(5, 9)  # within what finishes
 PIECE_DRAWS = 16  # more of them for each piece of a jigsaw: 3 for its place, 13 to finish it
+COLUMNS = {"crop": 4, "flip": 1, "jitter": 9, "greyscale": 1, "blur": 2, "solarise": 1}  # of each operation, in order
 LARGE = 160  # pixels of a view from which a CPU is faster if each image goes through all steps while in its cache
 PIECE = 64 / 85  # of the side of a jigsaw's cell, so that edges do not tell which pieces are neighbours
 
@@ -63,11 +65,20 @@ class Views:
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """All random numbers for a batch: (count, views, DRAWS), and behind those what the largest jigsaw takes.
 
-        The first DRAWS are drawn first, so they do not depend on whether there is a jigsaw.
+        Every operation draws from a stream of its own, so that one that is added leaves the numbers of others alone.
         """
+        seed = int(torch.randint(2**62, (), generator=generator))
+
+        def uniforms(purpose: str, *shape: int) -> Tensor:
+            return torch.rand(count, len(self.policies), *shape, generator=named_generator(seed, purpose))
+
         pieces = max(policy.jigsaw**2 for policy in self.policies)
-        columns = (DRAWS, pieces * PIECE_DRAWS)
-        return torch.cat([torch.rand(count, len(self.policies), n, generator=generator) for n in columns], dim=2)
+        whole = [uniforms(name, columns) for name, columns in COLUMNS.items()]
+        if pieces == 0:
+            return torch.cat(whole, dim=2)
+        finishing = [(name, columns) for name, columns in COLUMNS.items() if name not in ("crop", "flip")]
+        parts = [uniforms("jigsaw", pieces, 3), *(uniforms(f"jigsaw {name}", pieces, n) for name, n in finishing)]
+        return torch.cat([*whole, torch.cat(parts, dim=3).flatten(2)], dim=2)
 
     def decide(self, uniforms: Tensor, sizes: Tensor | None = None) -> Tensor:
         """What is done to each image, in a tensor like the uniforms. `sizes` (N, 2) are the heights and widths of the
