@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("recipe", nargs="*", default=["demo"])
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    from tico_ssl.run_folder import environment
+    from tico_ssl.results.run_folder import environment
 
     lines: list[dict[str, Any]] = [{"machine": environment(), "recipe": arguments.recipe}]
     with tempfile.TemporaryDirectory() as cache:

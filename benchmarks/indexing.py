@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tico_ssl.data.folders import open_folder
 from tico_ssl.data.source import Source
-from tico_ssl.run_folder import environment
+from tico_ssl.results.run_folder import environment
 
 FOLDERS, LOOKUPS = 1_000, 100_000
 

@@ -21,8 +21,8 @@ from plots import line_chart
 from torch import Tensor
 
 from tico_ssl import tico_loss
-from tico_ssl.device import choose_device
-from tico_ssl.run_folder import environment
+from tico_ssl.results.run_folder import environment
+from tico_ssl.runtime.device import choose_device
 
 BANK = 65_536
 SIZES = (256, 512, 1024, 2048, 4096)

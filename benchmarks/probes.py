@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from tico_ssl.device import choose_device
-from tico_ssl.evaluations import Features, knn, linear
-from tico_ssl.run_folder import environment
+from tico_ssl.evaluations import knn, linear
+from tico_ssl.features.frozen import Features
+from tico_ssl.results.run_folder import environment
+from tico_ssl.runtime.device import choose_device
 
 TRAIN, TEST, WIDTH = 50_000, 10_000, 512
 SPREAD = 6.0  # of features around their centres, so that classes overlap

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tico_ssl import report as package
-from tico_ssl.feature_cache import FeatureCache
+from tico_ssl.features.cache import FeatureCache
 from tico_ssl.report import embedding, image_sections, static
-from tico_ssl.run_folder import environment
+from tico_ssl.results.run_folder import environment
 
 seconds: dict[str, float] = {"imports": time.process_time()}  # it counts from the start of the process
 

@@ -15,9 +15,10 @@ from plots import line_chart
 
 from tico_ssl.bench import random_images
 from tico_ssl.bench.stages import Subject, time_execution
-from tico_ssl.config import Execution, load_recipe, parse_override
-from tico_ssl.device import choose_device, resolve_precision
-from tico_ssl.run_folder import environment
+from tico_ssl.config.recipe import load_recipe, parse_override
+from tico_ssl.config.sections import Execution
+from tico_ssl.results.run_folder import environment
+from tico_ssl.runtime.device import choose_device, resolve_precision
 from tico_ssl.training.step import resolve_execution
 
 BATCHES = (64, 128, 256, 512, 1024, 2048, 4096)

@@ -21,16 +21,17 @@ import numpy as np
 import torch
 from PIL import Image
 
-from tico_ssl.config import load_recipe
+from tico_ssl.config.recipe import load_recipe
+from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.bad_files import BadFiles
 from tico_ssl.data.decoding import jpeg_decoder
 from tico_ssl.data.source import Source
-from tico_ssl.data.sources import DataConfig, open_training
-from tico_ssl.data.streaming import Prepare, Stream, Task
+from tico_ssl.data.sources import open_training
 from tico_ssl.data.textures import draw_textures
-from tico_ssl.randomness import generator
-from tico_ssl.run_folder import environment
-from tico_ssl.views import Views
+from tico_ssl.pipeline.streaming import Prepare, Stream, Task
+from tico_ssl.results.run_folder import environment
+from tico_ssl.runtime.randomness import generator
+from tico_ssl.views.executor import Views
 
 WIDTH, HEIGHT, QUALITY = 500, 375, 92
 BATCH, ROUNDS, PASSES = 256, 3, 8

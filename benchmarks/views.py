@@ -24,12 +24,12 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
-from tico_ssl.config import load_recipe
-from tico_ssl.device import keep_freed_memory
-from tico_ssl.randomness import generator
-from tico_ssl.run_folder import environment
-from tico_ssl.views import Views, executor
-from tico_ssl.views.executor import sizes_of
+from tico_ssl.config.recipe import load_recipe
+from tico_ssl.results.run_folder import environment
+from tico_ssl.runtime.device import keep_freed_memory
+from tico_ssl.runtime.randomness import generator
+from tico_ssl.views import executor
+from tico_ssl.views.executor import Views, sizes_of
 
 ROUNDS, SECONDS = 5, 2.0
 

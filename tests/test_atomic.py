@@ -2,7 +2,7 @@
 
 import pytest
 
-from tico_ssl.atomic import write_atomically, written_atomically
+from tico_ssl.runtime.files import write_atomically, written_atomically
 
 
 def test_until_all_is_written_the_file_is_what_it_was(tmp_path):

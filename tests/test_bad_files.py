@@ -10,11 +10,12 @@ import torch
 from PIL import Image
 
 from tico_ssl import embed, evaluate, pretrain
+from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.bad_files import BadFiles, readable
 from tico_ssl.data.checking import check
 from tico_ssl.data.decoding import BadImage
-from tico_ssl.data.sources import DataConfig, open_source
-from tico_ssl.errors import UserError
+from tico_ssl.data.sources import open_source
+from tico_ssl.runtime.errors import UserError
 
 
 def noise(seed, height=24, width=20):

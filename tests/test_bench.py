@@ -16,10 +16,11 @@ from tico_ssl.bench.ceilings import Ceilings, measure_ceilings
 from tico_ssl.bench.roofline import Operation, operations_of, roofline, step_operations
 from tico_ssl.bench.timing import time_calls, time_in_turn
 from tico_ssl.cli import app, main
-from tico_ssl.config import load_recipe
-from tico_ssl.contracts import Batch
-from tico_ssl.errors import UserError
-from tico_ssl.networks.backbones import BackboneConfig, build_backbone
+from tico_ssl.config.recipe import load_recipe
+from tico_ssl.config.sections import BackboneConfig
+from tico_ssl.methods._base import Batch
+from tico_ssl.networks.backbones import build_backbone
+from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.pretrain import build_method
 
 CPU = torch.device("cpu")

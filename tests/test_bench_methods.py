@@ -9,15 +9,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tico_ssl import catalogue
 from tico_ssl.bench import Report, bench, methods
 from tico_ssl.bench.methods import MethodCost, _arrangements, _described, counted_passes, extra_state_bytes
 from tico_ssl.bench.table import print_report
 from tico_ssl.cli import app
-from tico_ssl.config import load_recipe, packaged_recipes
-from tico_ssl.contracts import Batch
+from tico_ssl.config import catalogue
+from tico_ssl.config.recipe import load_recipe, packaged_recipes
 from tico_ssl.data.arrays import from_arrays
-from tico_ssl.errors import UserError
+from tico_ssl.methods._base import Batch
+from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.pretrain import build_method
 
 CPU = torch.device("cpu")

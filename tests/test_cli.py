@@ -15,10 +15,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from tico_ssl.cli import app, main
-from tico_ssl.config import load_recipe, packaged_recipes, parse_yaml
-from tico_ssl.networks.backbones import BackboneConfig, build_backbone
+from tico_ssl.config.recipe import load_recipe, packaged_recipes, parse_yaml
+from tico_ssl.config.sections import BackboneConfig
+from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import load_backbone, save_backbone
-from tico_ssl.run_folder import create_run
+from tico_ssl.results.run_folder import create_run
 
 VERBS = ["pretrain", "evaluate", "embed", "export", "study", "bench", "list", "describe"]
 CATALOGUES = ["recipes", "studies", "methods", "views", "data", "backbones", "evaluations", "exporting"]

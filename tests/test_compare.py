@@ -11,12 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from tico_ssl.cli import app, main
-from tico_ssl.config import dump_recipe, load_recipe
-from tico_ssl.errors import UserError
-from tico_ssl.networks.storage import digest
+from tico_ssl.config.recipe import dump_recipe, load_recipe
 from tico_ssl.report.comparison import FORMATS, compare, comparison_of, latex, read_comparison
 from tico_ssl.report.reading import read_records
-from tico_ssl.run_folder import Run
+from tico_ssl.results.run_folder import Run
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.files import digest
 
 
 def made_run(folder, knn=None, epoch=2.0, settings=None, gpu=None, **overrides):

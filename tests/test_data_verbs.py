@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 
 from tico_ssl import pretrain
 from tico_ssl.cli import app, main
+from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.decoding import decode
 from tico_ssl.data.packed import PAGE
-from tico_ssl.data.sources import DataConfig, open_source
-from tico_ssl.errors import UserError
+from tico_ssl.data.sources import open_source
+from tico_ssl.runtime.errors import UserError
 
 
 @pytest.fixture

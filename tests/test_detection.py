@@ -18,16 +18,17 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from tico_ssl import distributed, evaluate
-from tico_ssl.detection import training
-from tico_ssl.detection.drawing import found_marks, save_sheet
-from tico_ssl.detection.heads import AlignedPool, cut_out, mask_loss, numbered
-from tico_ssl.detection.network import build_detector
-from tico_ssl.detection.outlines import pasted, pixels
-from tico_ssl.detection.pictures import Instance, Picture, Pictures, open_pictures
-from tico_ssl.detection.predicting import find_objects
-from tico_ssl.detection.samples import Batch, Maker, Task, TrainingSamples, mirrored, resized_shape
-from tico_ssl.detection.scoring import (
+from tico_ssl import evaluate
+from tico_ssl.config.sections import BackboneConfig
+from tico_ssl.evaluations._detection import training
+from tico_ssl.evaluations._detection.drawing import found_marks, save_sheet
+from tico_ssl.evaluations._detection.heads import AlignedPool, cut_out, mask_loss, numbered
+from tico_ssl.evaluations._detection.network import build_detector
+from tico_ssl.evaluations._detection.outlines import pasted, pixels
+from tico_ssl.evaluations._detection.pictures import Instance, Picture, Pictures, open_pictures
+from tico_ssl.evaluations._detection.predicting import find_objects
+from tico_ssl.evaluations._detection.samples import Batch, Maker, Task, TrainingSamples, mirrored, resized_shape
+from tico_ssl.evaluations._detection.scoring import (
     Found,
     average_precision,
     coco_scores,
@@ -36,12 +37,13 @@ from tico_ssl.detection.scoring import (
     voc_ap,
     voc_matches,
 )
-from tico_ssl.detection.settings import Settings
-from tico_ssl.detection.training import Job, make_detector, make_optimizer, train
-from tico_ssl.errors import UserError
+from tico_ssl.evaluations._detection.settings import Settings
+from tico_ssl.evaluations._detection.training import Job, make_detector, make_optimizer, train
 from tico_ssl.evaluations.segmentation import Config as SegmentationConfig
-from tico_ssl.networks.backbones import BackboneConfig, build_backbone
+from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import save_backbone
+from tico_ssl.runtime import distributed
+from tico_ssl.runtime.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools
 

@@ -23,18 +23,18 @@ from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.ops import box_iou, nms
 
 from test_detection import COLOURS, SMALL, small_backbone, write_coco
-from tico_ssl.detection import protocol
-from tico_ssl.detection.ahead import ahead, arrays_ahead
-from tico_ssl.detection.boxes import decode, draw, encode, overlaps, survivors, survivors_at_once
-from tico_ssl.detection.heads import Candidates, cut_out
-from tico_ssl.detection.network import build_detector
-from tico_ssl.detection.pictures import Pictures, open_pictures
-from tico_ssl.detection.protocol import claim
-from tico_ssl.detection.samples import NO_BOX, Batch, Maker, Sample, Task, collate, unpacked
-from tico_ssl.detection.settings import Settings
-from tico_ssl.detection.training import _Normalised, make_optimizer
-from tico_ssl.errors import UserError
+from tico_ssl.evaluations._detection import protocol
+from tico_ssl.evaluations._detection.ahead import ahead, arrays_ahead
+from tico_ssl.evaluations._detection.boxes import decode, draw, encode, overlaps, survivors, survivors_at_once
+from tico_ssl.evaluations._detection.heads import Candidates, cut_out
+from tico_ssl.evaluations._detection.network import build_detector
+from tico_ssl.evaluations._detection.pictures import Pictures, open_pictures
+from tico_ssl.evaluations._detection.protocol import claim
+from tico_ssl.evaluations._detection.samples import NO_BOX, Batch, Maker, Sample, Task, collate, unpacked
+from tico_ssl.evaluations._detection.settings import Settings
+from tico_ssl.evaluations._detection.training import _Normalised, make_optimizer
 from tico_ssl.networks.batch_norm import calibrate
+from tico_ssl.runtime.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools
 
@@ -158,7 +158,7 @@ def test_anchors_get_the_objects_that_torchvision_gives_them(detector, monkeypat
         positive = labels[row] > 0
         assert torch.equal(batch.boxes[row, objects[row]][positive], boxes[row][positive])
     assert {value for row in labels for value in row.tolist()} == {-1, 0, 1}
-    monkeypatch.setattr("tico_ssl.detection.heads.PAIRS_AT_ONCE", 1)  # one image at a time
+    monkeypatch.setattr("tico_ssl.evaluations._detection.heads.PAIRS_AT_ONCE", 1)  # one image at a time
     assert all(map(torch.equal, rpn.assign(anchors, batch), (labels, objects)))
     none = rpn.assign(anchors, batch._replace(labels=torch.zeros_like(batch.labels)))[0]
     assert none.eq(0).all()  # nothing but background
@@ -240,8 +240,8 @@ class Counted(TorchDispatchMode):
 
 
 def test_a_step_takes_as_many_operators_whatever_the_number_of_images(detector, monkeypatch):
-    monkeypatch.setattr("tico_ssl.detection.heads.survivors", survivors_at_once)  # as on a GPU
-    monkeypatch.setattr("tico_ssl.detection.boxes.STEPS_UNWATCHED", 20)  # enough for both
+    monkeypatch.setattr("tico_ssl.evaluations._detection.heads.survivors", survivors_at_once)  # as on a GPU
+    monkeypatch.setattr("tico_ssl.evaluations._detection.boxes.STEPS_UNWATCHED", 20)  # enough for both
     detector.train()
     counts = []
     for images in (2, 4):

@@ -10,11 +10,12 @@ import torch
 import torch.multiprocessing as mp
 from torch import nn
 
-from tico_ssl import distributed, pretrain
-from tico_ssl.contracts import Batch
+from tico_ssl import pretrain
+from tico_ssl.methods._base import Batch
 from tico_ssl.methods.tico import Config, TiCo, TiCoLoss
 from tico_ssl.networks.batch_norm import share_statistics
-from tico_ssl.run_folder import open_run
+from tico_ssl.results.run_folder import open_run
+from tico_ssl.runtime import distributed
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 

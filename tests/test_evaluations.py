@@ -12,20 +12,24 @@ from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
 from tico_ssl import embed, evaluate, load_backbone
-from tico_ssl.classification.regression import fit_linear, fit_linears, minimise
-from tico_ssl.config import load_recipe
+from tico_ssl.config.recipe import load_recipe
+from tico_ssl.config.sections import BackboneConfig, DataConfig
 from tico_ssl.data.arrays import from_arrays
 from tico_ssl.data.decoding import decode
 from tico_ssl.data.packed import open_packed
-from tico_ssl.data.packing import pack
-from tico_ssl.data.sources import DataConfig, open_source
-from tico_ssl.errors import UserError
-from tico_ssl.evaluations import Features, open_context, splits
-from tico_ssl.evaluations.knn import Voters, knn_predictions
+from tico_ssl.data.sources import open_source
+from tico_ssl.evaluations._context import open_context
 from tico_ssl.evaluations.rankme import rankme
-from tico_ssl.features import extract, needed_side, pixels
-from tico_ssl.networks.backbones import BackboneConfig, build_backbone
-from tico_ssl.run_folder import open_run
+from tico_ssl.features.extraction import extract, needed_side, pixels
+from tico_ssl.features.frozen import Features
+from tico_ssl.features.knn import knn_predictions
+from tico_ssl.features.regression import fit_linear, fit_linears, minimise
+from tico_ssl.features.settings import Voters
+from tico_ssl.features.splits import splits
+from tico_ssl.networks.backbones import build_backbone
+from tico_ssl.pipeline.packing import pack
+from tico_ssl.results.run_folder import open_run
+from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.online_knn import OnlineKnn
 
 

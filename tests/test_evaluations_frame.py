@@ -16,18 +16,22 @@ from typer.testing import CliRunner
 
 from tico_ssl import evaluate, pretrain
 from tico_ssl.cli import app
+from tico_ssl.config.sections import BackboneConfig, DataConfig
 from tico_ssl.data.arrays import from_arrays
-from tico_ssl.data.packing import pack
-from tico_ssl.data.sources import DataConfig, open_source
-from tico_ssl.errors import UserError
-from tico_ssl.evaluations import Features, few_shot, open_context, overrides_by_protocol
-from tico_ssl.feature_cache import FeatureCache, images_digest, weights_digest
-from tico_ssl.features import extract
-from tico_ssl.networks.backbones import BackboneConfig, build_backbone
+from tico_ssl.data.sources import open_source
+from tico_ssl.evaluations import few_shot
+from tico_ssl.evaluations._context import open_context
+from tico_ssl.evaluations._evaluate import overrides_by_protocol
+from tico_ssl.features.cache import FeatureCache, images_digest, weights_digest
+from tico_ssl.features.extraction import extract
+from tico_ssl.features.frozen import Features
+from tico_ssl.features.subjects import import_model
+from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import load_backbone, save_backbone
-from tico_ssl.randomness import generator
-from tico_ssl.run_folder import open_run
-from tico_ssl.subjects import import_model
+from tico_ssl.pipeline.packing import pack
+from tico_ssl.results.run_folder import open_run
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.randomness import generator
 
 CPU = torch.device("cpu")
 SHORT = {"linear-augmented", "semi-supervised", "fine-tune"}  # protocols that train, made short by the next line
@@ -57,7 +61,7 @@ def here(tmp_path, monkeypatch):
 @pytest.fixture
 def extractions(monkeypatch):
     """What goes through a network, by the number of images."""
-    import tico_ssl.feature_cache as module
+    from tico_ssl.features import cache as module
 
     made = []
     monkeypatch.setattr(

@@ -6,10 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tico_ssl.classification.subsets import listed, number_of_each, share_of_each
+from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.arrays import from_arrays
-from tico_ssl.data.sources import DataConfig, open_source
-from tico_ssl.errors import UserError
+from tico_ssl.data.sources import open_source
+from tico_ssl.evaluations._classification.subsets import listed, number_of_each, share_of_each
+from tico_ssl.runtime.errors import UserError
 
 
 def some_labels(*counts: int) -> torch.Tensor:

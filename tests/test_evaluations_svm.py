@@ -14,13 +14,15 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.svm import LinearSVC
 
 from tico_ssl import evaluate
-from tico_ssl.classification.scores import average_precision
+from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.data.layouts import VOC_CLASSES
-from tico_ssl.errors import UserError
-from tico_ssl.evaluations import Features, svm
-from tico_ssl.features import squashed
-from tico_ssl.networks.backbones import BackboneConfig, build_backbone
+from tico_ssl.evaluations import svm
+from tico_ssl.features.extraction import squashed
+from tico_ssl.features.frozen import Features
+from tico_ssl.features.scores import average_precision
+from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import save_backbone
+from tico_ssl.runtime.errors import UserError
 
 
 @pytest.mark.parametrize(

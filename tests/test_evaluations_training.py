@@ -13,24 +13,19 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 
 from tico_ssl import evaluate, load_backbone
-from tico_ssl.classification import fine_tuning
-from tico_ssl.classification import training as loop
-from tico_ssl.classification.scores import mean_and_deviation, top_accuracies
-from tico_ssl.classification.settings import Settings
-from tico_ssl.classification.training import Classifier, Job, classes_of, make_optimizer, train_classifier
-from tico_ssl.contracts import Batch
+from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.data.arrays import from_arrays
-from tico_ssl.errors import UserError
-from tico_ssl.evaluations import (
-    fine_tune,
-    inaturalist2018,
-    linear_augmented,
-    open_context,
-    places205,
-    semi_supervised,
-)
-from tico_ssl.networks.backbones import BackboneConfig, build_backbone
+from tico_ssl.evaluations import fine_tune, inaturalist2018, linear_augmented, places205, semi_supervised
+from tico_ssl.evaluations._classification import fine_tuning
+from tico_ssl.evaluations._classification import training as loop
+from tico_ssl.evaluations._classification.settings import Settings
+from tico_ssl.evaluations._classification.training import Classifier, Job, classes_of, make_optimizer, train_classifier
+from tico_ssl.evaluations._context import open_context
+from tico_ssl.features.scores import mean_and_deviation, top_accuracies
+from tico_ssl.methods._base import Batch
+from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import save_backbone
+from tico_ssl.runtime.errors import UserError
 
 CPU = torch.device("cpu")
 QUICK = {"epochs": 2, "least_steps": 0, "batch_size": 8, "precision": "fp32"}

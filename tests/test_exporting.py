@@ -5,11 +5,13 @@ import torch
 import torchvision
 from torch import nn
 
-from tico_ssl import catalogue, export, load_backbone
-from tico_ssl.errors import UserError
-from tico_ssl.exporting import export_with_snippet
-from tico_ssl.networks.backbones import BackboneConfig, build_backbone
+from tico_ssl import export, load_backbone
+from tico_ssl.config import catalogue
+from tico_ssl.config.sections import BackboneConfig
+from tico_ssl.exporting._writing import export_with_snippet
+from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import save_backbone
+from tico_ssl.runtime.errors import UserError
 
 
 def saved(folder, name: str, image_size: int = 32, **settings):

@@ -7,17 +7,18 @@ import torch
 from torch import nn
 
 from test_distributed import Tiny, in_two_processes, the_views
-from tico_ssl import distributed
-from tico_ssl.config import load_recipe
-from tico_ssl.contracts import Batch, Encoded, Method
-from tico_ssl.errors import UserError
+from tico_ssl.config.recipe import load_recipe
+from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.methods import barlow_twins, simclr, simsiam, vicreg
+from tico_ssl.methods._base import Batch, Encoded, Method
 from tico_ssl.methods.barlow_twins import barlow_twins_loss, off_diagonal
 from tico_ssl.methods.simclr import nt_xent_loss
 from tico_ssl.methods.simsiam import simsiam_loss
 from tico_ssl.methods.vicreg import vicreg_loss
-from tico_ssl.networks.backbones import BackboneConfig, build_backbone
+from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.batch_norm import share_statistics
+from tico_ssl.runtime import distributed
+from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.pretrain import pretrain
 
 MODULES = {"simclr": simclr, "barlow-twins": barlow_twins, "vicreg": vicreg, "simsiam": simsiam}

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tico_ssl.views import ViewPolicy, Views, executor, operations
-from tico_ssl.views.executor import finish_ranges, finishing, place, place_ranges, sizes_of
+from tico_ssl.config.views import ViewPolicy
+from tico_ssl.views import executor, operations
+from tico_ssl.views.executor import Views, finish_ranges, finishing, place, place_ranges, sizes_of
 
 kernels = pytest.importorskip("tico_ssl.views.kernels")
 

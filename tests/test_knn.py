@@ -9,13 +9,16 @@ import torch.nn.functional as F
 from sklearn.metrics import average_precision_score
 
 from tico_ssl import evaluate
-from tico_ssl.errors import UserError
-from tico_ssl.evaluations import Features, knn, retrieval
-from tico_ssl.evaluations.knn import Voters, knn_accuracy, knn_predictions
+from tico_ssl.config.sections import BackboneConfig
+from tico_ssl.evaluations import knn, retrieval
 from tico_ssl.evaluations.retrieval import retrieved
-from tico_ssl.networks.backbones import BackboneConfig, build_backbone
+from tico_ssl.features.frozen import Features
+from tico_ssl.features.knn import knn_accuracy, knn_predictions
+from tico_ssl.features.neighbours import nearest
+from tico_ssl.features.settings import Voters
+from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import save_backbone
-from tico_ssl.representation.neighbours import nearest
+from tico_ssl.runtime.errors import UserError
 
 
 def normal(*shape, seed=0, dtype=torch.float64):
@@ -109,7 +112,7 @@ def test_images_of_several_classes_are_refused_before_anything_is_extracted(tmp_
     save_backbone(build_backbone(BackboneConfig(name="tico/resnet10-w2"), 8), tmp_path / "b.safetensors")
     images = np.zeros((10, 8, 8, 3), dtype=np.uint8)
     np.savez(tmp_path / "x.npz", images=images, labels=np.ones((10, 3), dtype=np.int64), classes=np.array(list("abc")))
-    monkeypatch.setattr("tico_ssl.evaluation_context.frozen_features", lambda *given: pytest.fail("extracted"))
+    monkeypatch.setattr("tico_ssl.features.frozen.frozen_features", lambda *given: pytest.fail("extracted"))
     for protocol in ("knn", "retrieval", "clustering", "corruptions"):
         with pytest.raises(UserError, match=f"^{protocol} needs one class an image; these images have several$"):
             evaluate(tmp_path / "b.safetensors", protocol, data=str(tmp_path / "x.npz"))

@@ -11,13 +11,11 @@ from PIL import Image
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
 from tico_ssl import evaluate
-from tico_ssl.errors import UserError
-from tico_ssl.evaluations import alpha_req, clustering, open_context, spectrum
-from tico_ssl.evaluations.clustering import agreement, cluster
-from tico_ssl.evaluations.neighbour_consistency import consistency
-from tico_ssl.representation.augmented import ViewSettings, views_of_images
-from tico_ssl.representation.projectors import embeddings
-from tico_ssl.representation.spectra import (
+from tico_ssl.evaluations import alpha_req, clustering, spectrum
+from tico_ssl.evaluations._context import open_context
+from tico_ssl.evaluations._representation.augmented import ViewSettings, views_of_images
+from tico_ssl.evaluations._representation.projectors import embeddings
+from tico_ssl.evaluations._representation.spectra import (
     eigenvalues,
     entropy_rank,
     lidar,
@@ -27,8 +25,12 @@ from tico_ssl.representation.spectra import (
     thinned,
     usable,
 )
-from tico_ssl.representation.sphere import alignment, uniformity
-from tico_ssl.training.monitor import collapse_signs, occupied
+from tico_ssl.evaluations._representation.sphere import alignment, uniformity
+from tico_ssl.evaluations.clustering import agreement, cluster
+from tico_ssl.evaluations.neighbour_consistency import consistency
+from tico_ssl.results.collapse import collapse_signs
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.training.monitor import occupied
 
 LABEL_FREE = ("rankme", "alpha-req", "lidar", "alignment-uniformity", "spectrum", "neighbour-consistency")
 
@@ -208,7 +210,7 @@ def test_uniformity_at_the_known_points():
 
 def test_uniformity_in_pieces_is_that_of_all_pairs(monkeypatch):
     z = normal(100, 5)
-    monkeypatch.setattr("tico_ssl.representation.sphere.CHUNK", 7)
+    monkeypatch.setattr("tico_ssl.evaluations._representation.sphere.CHUNK", 7)
     pairs = torch.pdist(F.normalize(z, dim=1)).square()
     assert uniformity(z) == pytest.approx(float(torch.exp(-2 * pairs).mean().log()), rel=1e-10)
 
@@ -404,7 +406,7 @@ def test_views_are_the_same_every_time_differ_from_each_other_and_are_made_once(
     assert three["trained"].shape == (20, 3, 32)
     assert torch.equal(three["trained"][:, :2], two["trained"])
     assert not torch.allclose(three["trained"][:, 0], three["trained"][:, 1])
-    monkeypatch.setattr("tico_ssl.representation.augmented._one_view", lambda *given: pytest.fail("made again"))
+    monkeypatch.setattr("tico_ssl.evaluations._representation.augmented._one_view", lambda *given: pytest.fail("made again"))
     assert torch.equal(views_of_images(contexts[0], settings, 2, "lidar")["untrained"], two["untrained"])
 
 
@@ -415,7 +417,7 @@ def test_a_policy_by_name_and_its_errors(run, monkeypatch):
     assert not torch.allclose(own, named)
     with pytest.raises(UserError, match="no policy is called 'byl'; did you mean 'byol'"):
         views_of_images(context, ViewSettings(policy="byl"), 1, "lidar")
-    monkeypatch.setattr("tico_ssl.representation.augmented.named_policy", lambda name: [{"size": 20}, {"jigsaw": 3}])
+    monkeypatch.setattr("tico_ssl.evaluations._representation.augmented.named_policy", lambda name: [{"size": 20}, {"jigsaw": 3}])
     with pytest.raises(UserError, match="no view of this recipe is one image of 16 pixels"):
         views_of_images(context, ViewSettings(policy="byol"), 1, "lidar")
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tico_ssl.optim import LARS, OptimizerConfig, build_optimizer, set_learning_rate
-from tico_ssl.optim.groups import parameter_groups
+from tico_ssl.config.sections import OptimizerConfig
+from tico_ssl.optim.groups import build_optimizer, parameter_groups, set_learning_rate
+from tico_ssl.optim.lars import LARS
 
 TIGHT = 1e-12
 SHAPES = [(2, 3), (3,), (4, 2, 3, 3), (1,), (), (1, 1), (5, 1)]

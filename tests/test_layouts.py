@@ -10,11 +10,12 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
+from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.folders import open_folder
 from tico_ssl.data.layouts import VOC_CLASSES, find_layout
 from tico_ssl.data.source import Source
-from tico_ssl.data.sources import DataConfig, open_source
-from tico_ssl.errors import UserError
+from tico_ssl.data.sources import open_source
+from tico_ssl.runtime.errors import UserError
 
 TENCH, GOLDFISH, CRANE, CRANE_MACHINE = "n01440764", "n01443537", "n02012849", "n03126707"
 WNIDS = (TENCH, GOLDFISH, CRANE, CRANE_MACHINE)

@@ -5,18 +5,20 @@ import pytest
 import torch
 from PIL import Image
 
-from tico_ssl.data import streaming
+from tico_ssl.config.sections import DataConfig
+from tico_ssl.config.views import ViewPolicy
 from tico_ssl.data.arrays import from_arrays
 from tico_ssl.data.bad_files import BadFiles
-from tico_ssl.data.loader import Loader
 from tico_ssl.data.packed import open_packed
-from tico_ssl.data.packing import pack
 from tico_ssl.data.source import Source
-from tico_ssl.data.sources import DataConfig, open_source
-from tico_ssl.data.streaming import Stream, Task, default_workers
-from tico_ssl.errors import UserError
-from tico_ssl.randomness import generator
-from tico_ssl.views import ViewPolicy, Views
+from tico_ssl.data.sources import open_source
+from tico_ssl.pipeline import streaming
+from tico_ssl.pipeline.loader import Loader
+from tico_ssl.pipeline.packing import pack
+from tico_ssl.pipeline.streaming import Stream, Task, default_workers
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.randomness import generator
+from tico_ssl.views.executor import Views
 
 CPU = torch.device("cpu")
 VIEWS = Views([ViewPolicy(), ViewPolicy(solarise=0.5)], 8, (0.0,) * 3, (1.0,) * 3)

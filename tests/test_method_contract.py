@@ -18,20 +18,22 @@ from torch import nn
 from test_distributed import Tiny, in_two_processes
 from test_pretrain import assert_same, interrupt_after, state_of, without_clock
 from test_target_methods import Watched
-from tico_ssl import catalogue, distributed, pretrain
-from tico_ssl.config import load_recipe, packaged_recipes
-from tico_ssl.contracts import Batch, Method
-from tico_ssl.data.loader import Portion
+from tico_ssl import pretrain
+from tico_ssl.config import catalogue
+from tico_ssl.config.recipe import load_recipe, packaged_recipes
 from tico_ssl.data.textures import CLASSES, draw_textures
-from tico_ssl.errors import UserError
+from tico_ssl.methods._base import Batch, Method
+from tico_ssl.methods._queue import KeyQueue, mean_cosine
 from tico_ssl.networks.batch_norm import share_statistics
-from tico_ssl.networks.queue import KeyQueue, mean_cosine
-from tico_ssl.optim import build_optimizer
+from tico_ssl.optim.groups import build_optimizer
+from tico_ssl.pipeline.loader import Portion
+from tico_ssl.runtime import distributed
+from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.checkpoint import Interrupted
 from tico_ssl.training.monitor import measure
 from tico_ssl.training.pretrain import build_method
 from tico_ssl.training.step import Step
-from tico_ssl.views import Views
+from tico_ssl.views.executor import Views
 
 LARGEST = 32
 IMAGES, BATCH, SIZE = 32, 8, 16

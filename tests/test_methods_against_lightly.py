@@ -7,6 +7,7 @@ lightly does not have.
 import pytest
 import torch
 
+from tico_ssl.methods._queue import KeyQueue
 from tico_ssl.methods.barlow_twins import barlow_twins_loss
 from tico_ssl.methods.byol import byol_loss
 from tico_ssl.methods.moco import moco_loss
@@ -15,7 +16,6 @@ from tico_ssl.methods.simsiam import simsiam_loss
 from tico_ssl.methods.swav import sinkhorn, swav_loss
 from tico_ssl.methods.tico import TiCoLoss
 from tico_ssl.methods.vicreg import vicreg_loss
-from tico_ssl.networks.queue import KeyQueue
 
 lightly = pytest.importorskip("lightly.loss")
 

@@ -11,18 +11,12 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tico_ssl.errors import UserError
+from tico_ssl.config.sections import IMAGENET_MEAN, IMAGENET_STD, BackboneConfig
 from tico_ssl.networks import weight_standardisation
-from tico_ssl.networks.backbones import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    LIBRARIES,
-    Backbone,
-    BackboneConfig,
-    build_backbone,
-    catalogue,
-)
-from tico_ssl.networks.storage import backbone_file, digest, load_backbone, plain_state, save_backbone
+from tico_ssl.networks.backbones import LIBRARIES, Backbone, build_backbone, catalogue
+from tico_ssl.networks.storage import backbone_file, load_backbone, plain_state, save_backbone
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.files import digest
 
 SMALL = "tico/resnet10-w4"
 RESNETS = ["torchvision/resnet18", "timm/resnet18", "tico/resnet18-w4"]

@@ -12,7 +12,9 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
-from tico_ssl.views import ViewPolicy, Views, executor, operations
+from tico_ssl.config.views import ViewPolicy
+from tico_ssl.views import executor, operations
+from tico_ssl.views.executor import Views
 
 # PIL rounds its result to eight bits, and where it works in two passes also what lies between them.
 PIL_TOLERANCE = 2 / 255 + 1e-6  # two steps of eight bits

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from tico_ssl.config import load_recipe
-from tico_ssl.contracts import Batch, Encoded, Method
-from tico_ssl.errors import UserError
+from tico_ssl.config.recipe import load_recipe
+from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.methods import pirl, supervised, swav
-from tico_ssl.networks.backbones import BackboneConfig, build_backbone
+from tico_ssl.methods._base import Batch, Encoded, Method
+from tico_ssl.networks.backbones import build_backbone
+from tico_ssl.runtime.errors import UserError
 
 N = 8
 

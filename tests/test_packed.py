@@ -21,13 +21,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tico_ssl.data import packing
+from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.decoding import BadImage, Reading, decode
 from tico_ssl.data.packed import PAGE, PREAMBLE, open_packed, verify_packed
-from tico_ssl.data.packing import pack
 from tico_ssl.data.source import Source
-from tico_ssl.data.sources import DataConfig, open_source
-from tico_ssl.errors import UserError
+from tico_ssl.data.sources import open_source
+from tico_ssl.pipeline import packing
+from tico_ssl.pipeline.packing import pack
+from tico_ssl.runtime.errors import UserError
 
 
 def pictures(count: int, channels: int = 3, low: int = 12, high: int = 40, seed: int = 0) -> list[torch.Tensor]:

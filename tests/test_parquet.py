@@ -14,11 +14,12 @@ import pytest
 import torch
 from PIL import Image
 
+from tico_ssl.config.sections import DataConfig
 from tico_ssl.data import parquet
 from tico_ssl.data.decoding import BadImage, Reading
 from tico_ssl.data.parquet import holds_parquet, open_parquet
-from tico_ssl.data.sources import DataConfig, open_source
-from tico_ssl.errors import UserError
+from tico_ssl.data.sources import open_source
+from tico_ssl.runtime.errors import UserError
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tico_ssl.config import load_recipe
-from tico_ssl.errors import UserError
-from tico_ssl.views import ViewPolicy, Views, operations
-from tico_ssl.views.executor import DRAWS, PIECE_DRAWS, cut_jigsaw, piece_side
-from tico_ssl.views.policy import named_policy, packaged_policies, shorter_side
+from tico_ssl.config.recipe import load_recipe
+from tico_ssl.config.views import ViewPolicy, named_policy, packaged_policies, shorter_side
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.views import operations
+from tico_ssl.views.executor import DRAWS, PIECE_DRAWS, Views, cut_jigsaw, piece_side
 
 PLAIN = {"crop_scale": (1.0, 1.0), "crop_ratio": (1.0, 1.0), "flip": 0.0, "jitter": 0.0, "greyscale": 0.0}
 
@@ -107,7 +107,7 @@ def test_a_packaged_policy_is_what_its_source_says(name):
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_packaged_policy_names_its_source_and_spells_out_its_operations(name):
-    text = (resources.files("tico_ssl.views") / "policies" / f"{name}.yaml").read_text(encoding="utf-8")
+    text = (resources.files("tico_ssl") / "recipes" / "views" / f"{name}.yaml").read_text(encoding="utf-8")
     assert text.startswith("# ")
     for view in named_policy(name):
         assert {"crop_scale", "flip", "jitter", "greyscale", "blur", "solarise"} <= set(view)

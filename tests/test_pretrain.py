@@ -14,10 +14,11 @@ import torch
 from PIL import Image
 
 from tico_ssl import embed, evaluate, pretrain
-from tico_ssl.errors import UserError
-from tico_ssl.run_folder import open_run
+from tico_ssl.results.collapse import collapse_signs
+from tico_ssl.results.run_folder import open_run
+from tico_ssl.runtime.errors import UserError
 from tico_ssl.training import pretrain as loop
-from tico_ssl.training.monitor import collapse_signs, spread
+from tico_ssl.training.monitor import spread
 
 CLOCK = ("seconds", "images_per_second", "data_wait")
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 import yaml
 
-from tico_ssl.config import Recipe, dump_recipe, load_recipe, packaged_recipes, parse_override, parse_yaml
-from tico_ssl.errors import UserError
+from tico_ssl.config.recipe import Recipe, dump_recipe, load_recipe, packaged_recipes, parse_override, parse_yaml
 from tico_ssl.listing import described
-from tico_ssl.views import Views
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.views.executor import Views
 
 VIEWS = [{"crop_scale": [0.3, 1.0]}, {"blur": 0.5}]
 

@@ -22,12 +22,11 @@ from PIL import Image
 
 from tico_ssl import pretrain
 from tico_ssl.cli import main
-from tico_ssl.config import dump_recipe, load_recipe
+from tico_ssl.config.recipe import dump_recipe, load_recipe
 from tico_ssl.data.source import Source
-from tico_ssl.errors import UserError
-from tico_ssl.features import Extracted
+from tico_ssl.features.extraction import Extracted
+from tico_ssl.features.subjects import open_subject
 from tico_ssl.methods.tico import TiCoLoss
-from tico_ssl.networks.storage import digest
 from tico_ssl.report import charts, embedding, image_sections, one_run, report, static
 from tico_ssl.report.atlas import COLUMNS, build_atlas
 from tico_ssl.report.charts import Chart, Series, as_plotly
@@ -40,8 +39,9 @@ from tico_ssl.report.reading import read_record, read_records
 from tico_ssl.report.record import duration
 from tico_ssl.report.several_runs import curves
 from tico_ssl.report.verdict import verdict
-from tico_ssl.run_folder import Run
-from tico_ssl.subjects import open_subject
+from tico_ssl.results.run_folder import Run
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.files import digest
 from tico_ssl.training import monitor
 
 EVIL = "<script>alert(1)</script>"

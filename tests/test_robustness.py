@@ -10,10 +10,10 @@ from scipy.ndimage import gaussian_filter
 from scipy.stats import poisson
 
 from tico_ssl import evaluate
-from tico_ssl.errors import UserError
 from tico_ssl.evaluations import corruptions
-from tico_ssl.representation.corruption import SEVERITIES, STRENGTHS, corrupt, strength
-from tico_ssl.run_folder import open_run
+from tico_ssl.evaluations._representation.corruption import SEVERITIES, STRENGTHS, corrupt, strength
+from tico_ssl.results.run_folder import open_run
+from tico_ssl.runtime.errors import UserError
 
 SEEDED = ("gaussian-noise", "shot-noise", "impulse-noise")
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from tico_ssl.config import load_recipe
+from tico_ssl.config.recipe import load_recipe
 from tico_ssl.optim.schedules import cosine_ema_decay, scaled_lr, warmup_cosine
 from tico_ssl.training.pretrain import Plan
 

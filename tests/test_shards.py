@@ -17,7 +17,7 @@ from PIL import Image
 from tico_ssl.data import shards
 from tico_ssl.data.decoding import BadImage, Reading
 from tico_ssl.data.shards import expand_braces, index_places, open_shards
-from tico_ssl.errors import UserError
+from tico_ssl.runtime.errors import UserError
 
 
 @pytest.fixture(autouse=True)

@@ -12,15 +12,16 @@ import torch
 from PIL import Image, ImageOps
 from torch.utils.data import Dataset
 
+from tico_ssl.config.sections import DataConfig
 from tico_ssl.data import decoding
 from tico_ssl.data.arrays import from_arrays, from_dataset
 from tico_ssl.data.decoding import SUFFIXES, BadImage, Reading, decode, jpeg_decoder
-from tico_ssl.data.packing import pack
 from tico_ssl.data.source import Source, joined
-from tico_ssl.data.sources import DataConfig, open_source
+from tico_ssl.data.sources import open_source
 from tico_ssl.data.textures import CLASSES
 from tico_ssl.data.torchvision_sets import SETS
-from tico_ssl.errors import UserError
+from tico_ssl.pipeline.packing import pack
+from tico_ssl.runtime.errors import UserError
 
 
 def image(seed: int = 0, height: int = 12, width: int = 10, channels: int = 3) -> np.ndarray:

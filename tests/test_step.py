@@ -8,18 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from tico_ssl.config import load_recipe
-from tico_ssl.contracts import Batch
-from tico_ssl.data.loader import Portion
-from tico_ssl.errors import UserError
+from tico_ssl.config.recipe import load_recipe
+from tico_ssl.methods._base import Batch
 from tico_ssl.methods.tico import Config, TiCo
 from tico_ssl.networks.batch_norm import kept_statistics
 from tico_ssl.networks.recomputing import recompute_blocks
-from tico_ssl.optim import build_optimizer
-from tico_ssl.optim.groups import load_optimizer
+from tico_ssl.optim.groups import build_optimizer, load_optimizer
+from tico_ssl.pipeline.loader import Portion
+from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.pretrain import build_method, pretrain
 from tico_ssl.training.step import Step, resolve_execution
-from tico_ssl.views import Views
+from tico_ssl.views.executor import Views
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)

@@ -15,15 +15,16 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from tico_ssl import catalogue, pretrain
+from tico_ssl import pretrain
 from tico_ssl.cli import app, main
-from tico_ssl.config import dump_recipe, load_recipe, packaged_recipes
-from tico_ssl.errors import UserError
-from tico_ssl.run_folder import Run
+from tico_ssl.config import catalogue
+from tico_ssl.config.recipe import dump_recipe, load_recipe, packaged_recipes
+from tico_ssl.config.study import Budget, Study, Variant, check, expand, jobs, load_study, packaged_studies
+from tico_ssl.results.run_folder import Run
+from tico_ssl.runtime.errors import UserError
 from tico_ssl.studies import Workshop, processes, study, table
 from tico_ssl.studies import cost as costs
 from tico_ssl.studies.cost import Cost, epochs_for
-from tico_ssl.studies.plan import Budget, Study, Variant, check, expand, jobs, load_study, packaged_studies
 from tico_ssl.studies.processes import Work, environment_of, run_all
 from tico_ssl.studies.table import Measured, Spread, Summary, collapse_verdict, columns, row_of, training_seconds
 

@@ -13,16 +13,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from test_distributed import Tiny, in_two_processes, one_step
 from tico_ssl import pretrain
-from tico_ssl.config import load_recipe
-from tico_ssl.contracts import Batch, Encoded, Method
-from tico_ssl.errors import UserError
+from tico_ssl.config.recipe import load_recipe
+from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.methods import byol, moco, squared_contrastive
+from tico_ssl.methods._base import Batch, Encoded, Method
+from tico_ssl.methods._queue import KeyQueue
 from tico_ssl.methods.byol import byol_loss
 from tico_ssl.methods.moco import moco_loss
 from tico_ssl.methods.squared_contrastive import squared_contrastive_loss
-from tico_ssl.networks.backbones import BackboneConfig, build_backbone
+from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.batch_norm import share_statistics
-from tico_ssl.networks.queue import KeyQueue
+from tico_ssl.runtime.errors import UserError
 
 TIGHT = 1e-12
 N, D, IMAGES = 6, 5, 8

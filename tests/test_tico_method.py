@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tico_ssl import TiCo, tico_loss
-from tico_ssl.contracts import Batch, Method
+from tico_ssl.config.sections import OptimizerConfig
+from tico_ssl.methods._base import Batch, Method
 from tico_ssl.methods.tico import Config, build
-from tico_ssl.optim import OptimizerConfig, build_optimizer
+from tico_ssl.optim.groups import build_optimizer
 
 TIGHT = 1e-12
 WIDTH, HIDDEN, DIM, IMAGES = 6, 7, 5, 8

@@ -8,13 +8,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from tico_ssl.config.section import validate
+from tico_ssl.config.views import ViewPolicy
 from tico_ssl.data.sources import Source
-from tico_ssl.errors import UserError
-from tico_ssl.section import validate
-from tico_ssl.views import ViewPolicy, Views, operations
+from tico_ssl.pipeline.sheet import CELL, COLUMNS, GAP, PIECE_GAP, preview, save_contact_sheet
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.views import operations
 from tico_ssl.views.centre import centre_crop
-from tico_ssl.views.executor import DRAWS, blur_kernel, place, place_ranges
-from tico_ssl.views.sheet import CELL, COLUMNS, GAP, PIECE_GAP, preview, save_contact_sheet
+from tico_ssl.views.executor import DRAWS, Views, blur_kernel, place, place_ranges
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PLAIN = {"crop_scale": (1.0, 1.0), "crop_ratio": (1.0, 1.0), "flip": 0.0, "jitter": 0.0, "greyscale": 0.0}

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tico_ssl.errors import UserError
+from tico_ssl.runtime.errors import UserError
 
 app = typer.Typer(
     help="Self-supervised pretraining of vision backbones with TiCo, from a folder of images to an evaluated model.",
@@ -42,9 +42,9 @@ def pretrain(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run if it exists.")] = False,
 ) -> None:
     """Train a backbone. Without arguments: recipe `demo` on drawn textures, minutes on a CPU."""
-    from tico_ssl import distributed
-    from tico_ssl.config import parse_override
-    from tico_ssl.progress import say
+    from tico_ssl.config.recipe import parse_override
+    from tico_ssl.runtime import distributed
+    from tico_ssl.runtime.progress import say
     from tico_ssl.training.checkpoint import Interrupted
     from tico_ssl.training.pretrain import pretrain as train
 
@@ -85,11 +85,11 @@ def evaluate(
     ] = False,
 ) -> None:
     """Judge a backbone, beside an untrained one of the same shape. `all`: by every protocol that the data allow."""
-    from tico_ssl.config import parse_override
-    from tico_ssl.evaluations import evaluate_all
-    from tico_ssl.progress import say
-    from tico_ssl.results_table import print_results
-    from tico_ssl.subjects import home_of, import_model, is_model_name
+    from tico_ssl.config.recipe import parse_override
+    from tico_ssl.evaluations._evaluate import evaluate_all
+    from tico_ssl.features.subjects import home_of, import_model, is_model_name
+    from tico_ssl.results.table import print_results
+    from tico_ssl.runtime.progress import say
 
     protocols = [word for word in words if "=" not in word]
     if not protocols:
@@ -118,8 +118,8 @@ def embed(
     out: Annotated[str, typer.Option(help="A .npz, .csv or .parquet file.")] = "features.npz",
 ) -> None:
     """Write the features of images, with their file names and labels."""
-    from tico_ssl.features import embed as write
-    from tico_ssl.progress import say
+    from tico_ssl.features.embedding import embed as write
+    from tico_ssl.runtime.progress import say
 
     say(f"wrote {write(run, data, out)}")
 
@@ -131,8 +131,8 @@ def export(
     out: Annotated[str, typer.Option(help="The file to write.")] = "backbone.pth",
 ) -> None:
     """Write the backbone for another library."""
-    from tico_ssl.exporting import export_with_snippet
-    from tico_ssl.progress import say
+    from tico_ssl.exporting._writing import export_with_snippet
+    from tico_ssl.runtime.progress import say
 
     snippet = export_with_snippet(run, format, out)
     say(f"wrote {out}; use it so:\n\n{snippet}")
@@ -153,8 +153,8 @@ def study(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and what is done of them.")] = False,
 ) -> None:
     """Make many runs and compare them in one table. The same command goes on where it was stopped."""
-    from tico_ssl.config import parse_override
-    from tico_ssl.progress import say
+    from tico_ssl.config.recipe import parse_override
+    from tico_ssl.runtime.progress import say
     from tico_ssl.studies import Workshop, jobs, table
     from tico_ssl.studies import study as make
 
@@ -193,8 +193,8 @@ def report(
     ] = 10_000,
 ) -> None:
     """Write report.html, one file that opens from disk, and its figures as SVG and PNG."""
-    from tico_ssl.progress import say
     from tico_ssl.report import report as write
+    from tico_ssl.runtime.progress import say
 
     path = write(runs, out, data, points)
     say(f"wrote      {path} ({path.stat().st_size / 2**20:.1f} MiB), {path.parent / 'figures'}")
@@ -210,9 +210,9 @@ def compare(
     out: Annotated[str | None, typer.Option(help="Write to this file; its suffix says how: .md, .csv, .tex.")] = None,
 ) -> None:
     """Show runs in one table: a row for each recipe, mean and deviation over its seeds."""
-    from tico_ssl.progress import say
     from tico_ssl.report.comparison import compare as measure
     from tico_ssl.report.comparison import show
+    from tico_ssl.runtime.progress import say
 
     comparison, text = measure(runs, format, out)
     if out is not None:
@@ -242,7 +242,7 @@ def bench(
     """Measure how fast training is on this machine, how fast it could be, and where the time goes."""
     from tico_ssl.bench import bench as measure
     from tico_ssl.bench.table import print_report
-    from tico_ssl.config import parse_override
+    from tico_ssl.config.recipe import parse_override
 
     recipe, overrides = _split(words or [])
     changes = dict(parse_override(text) for text in overrides)
@@ -266,9 +266,9 @@ def describe(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]")] = None,
 ) -> None:
     """Print a recipe or a study, every field with its meaning. The output is itself a recipe."""
-    from tico_ssl.config import load_recipe, parse_override
+    from tico_ssl.config.recipe import load_recipe, parse_override
+    from tico_ssl.config.study import load_study, packaged_studies
     from tico_ssl.listing import described
-    from tico_ssl.studies.plan import load_study, packaged_studies
 
     load = load_study if recipe in packaged_studies() else load_recipe
     typer.echo(described(load(recipe, dict(parse_override(text) for text in overrides or []))))
@@ -282,10 +282,11 @@ def check(
     out: Annotated[str | None, typer.Option(help="Also write the bad files to this .jsonl file.")] = None,
 ) -> None:
     """Read every image: sizes, formats, duplicates, and what cannot be read. Exit code 1 if anything is bad."""
+    from tico_ssl.config.sections import DataConfig
     from tico_ssl.data.checking import check as examine
-    from tico_ssl.data.sources import DataConfig, open_training
-    from tico_ssl.json_lines import append_json_line
-    from tico_ssl.progress import say
+    from tico_ssl.data.sources import open_training
+    from tico_ssl.runtime.json_lines import append_json_line
+    from tico_ssl.runtime.progress import say
 
     opened = open_training(DataConfig(source=source), channels)
     report = examine(opened, channels, workers, label="checking")
@@ -317,10 +318,11 @@ def pack(
     workers: Annotated[int, typer.Option(help="Threads.")] = 4,
 ) -> None:
     """Pack images into one memory-mapped file that every verb takes as --data. Goes on where it was stopped."""
+    from tico_ssl.config.sections import DataConfig
     from tico_ssl.data.names import printable
-    from tico_ssl.data.packing import pack as write
-    from tico_ssl.data.sources import DataConfig, open_training
-    from tico_ssl.progress import say
+    from tico_ssl.data.sources import open_training
+    from tico_ssl.pipeline.packing import pack as write
+    from tico_ssl.runtime.progress import say
 
     opened = open_training(DataConfig(source=source), channels, shorter=size)
     report = write(opened, Path(out).expanduser(), size, jpeg, workers=workers, label="packing")
@@ -334,7 +336,7 @@ def pack(
 def verify(file: Annotated[str, typer.Argument(metavar="FILE", help="A packed file.")]) -> None:
     """Read a packed file and compare all its checksums. Exit code 2 if anything is damaged."""
     from tico_ssl.data.packed import verify_packed
-    from tico_ssl.progress import say
+    from tico_ssl.runtime.progress import say
 
     images, size = verify_packed(Path(file).expanduser(), label="verifying")
     say(f"{file}: {images:,} images, {size:,} bytes, every checksum is right")
@@ -350,12 +352,12 @@ def preview(
     seed: Annotated[int, typer.Option(help="Of the views.")] = 0,
 ) -> None:
     """Draw images and what the networks would see of them, for a person to look at."""
-    from tico_ssl.config import load_recipe, parse_override
+    from tico_ssl.config.recipe import load_recipe, parse_override
+    from tico_ssl.config.views import shorter_side
     from tico_ssl.data.sources import open_training
-    from tico_ssl.progress import say
-    from tico_ssl.views import Views
-    from tico_ssl.views.policy import shorter_side
-    from tico_ssl.views.sheet import preview as draw
+    from tico_ssl.pipeline.sheet import preview as draw
+    from tico_ssl.runtime.progress import say
+    from tico_ssl.views.executor import Views
 
     changes = dict(parse_override(text) for text in overrides or []) | {"data.source": source}
     loaded = load_recipe(recipe, changes)

@@ -4,15 +4,15 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tico_ssl import catalogue
-from tico_ssl.config import load_recipe, packaged_recipes
+from tico_ssl.config import catalogue
+from tico_ssl.config.recipe import load_recipe, packaged_recipes
+from tico_ssl.config.section import Section
+from tico_ssl.config.study import load_study, packaged_studies
+from tico_ssl.config.views import packaged_policies, policy_summary
 from tico_ssl.data.torchvision_sets import SETS
-from tico_ssl.errors import UserError, suggestion
 from tico_ssl.networks import backbones
-from tico_ssl.progress import console
-from tico_ssl.section import Section
-from tico_ssl.studies.plan import load_study, packaged_studies
-from tico_ssl.views.policy import packaged_policies, policy_summary
+from tico_ssl.runtime.errors import UserError, suggestion
+from tico_ssl.runtime.progress import console
 
 Entries = list[tuple[str, str]]
 

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tico_ssl.errors import UserError
 from tico_ssl.methods.barlow_twins import off_diagonal
 from tico_ssl.methods.vicreg import EPSILON
+from tico_ssl.runtime.errors import UserError
 
 # The two matrices of a batch
 

@@ -8,22 +8,23 @@ from typing import Any
 
 import torch
 
-from tico_ssl.atomic import write_atomically
 from tico_ssl.bench.ceilings import Ceilings, measure_ceilings
 from tico_ssl.bench.methods import MethodCost, time_methods
 from tico_ssl.bench.rivals import RivalSpeed, require, time_lightly
 from tico_ssl.bench.roofline import Roofline, roofline, step_operations
 from tico_ssl.bench.stages import Speed, Subject, time_execution, time_loader, time_stages
-from tico_ssl.config import Execution, Recipe, load_recipe
-from tico_ssl.data import Source, as_source, open_training
+from tico_ssl.config.recipe import Recipe, load_recipe
+from tico_ssl.config.sections import Execution
+from tico_ssl.config.views import shorter_side
 from tico_ssl.data.arrays import from_arrays
-from tico_ssl.data.sources import Given
-from tico_ssl.device import choose_device, resolve_precision
-from tico_ssl.errors import UserError
+from tico_ssl.data.source import Source
+from tico_ssl.data.sources import Given, as_source, open_training
 from tico_ssl.networks.backbones import SMALL_IMAGE
-from tico_ssl.run_folder import environment
+from tico_ssl.results.run_folder import environment
+from tico_ssl.runtime.device import choose_device, resolve_precision
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.files import write_atomically
 from tico_ssl.training.step import resolve_execution
-from tico_ssl.views.policy import shorter_side
 
 FEWEST_IMAGES = 1024  # that are drawn, so that a loader has something to choose from
 

@@ -16,18 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tico_ssl import catalogue
 from tico_ssl.bench.stages import LR, PROGRESS, Subject
 from tico_ssl.bench.timing import time_calls
-from tico_ssl.config import Recipe, load_recipe, packaged_recipes
-from tico_ssl.data import Source
-from tico_ssl.data.loader import Portion
-from tico_ssl.errors import UserError
+from tico_ssl.config import catalogue
+from tico_ssl.config.recipe import Recipe, load_recipe, packaged_recipes
+from tico_ssl.config.views import ViewPolicy
+from tico_ssl.data.source import Source
 from tico_ssl.networks.backbones import Backbone
-from tico_ssl.optim import build_optimizer
+from tico_ssl.optim.groups import build_optimizer
+from tico_ssl.pipeline.loader import Portion
+from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.pretrain import build_method
 from tico_ssl.training.step import Outcome, Step
-from tico_ssl.views.policy import ViewPolicy
 
 REFERENCE = "tico"  # whose step the others are compared with
 

@@ -17,12 +17,12 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from tico_ssl.bench.stages import ENDLESS, Subject
 from tico_ssl.bench.timing import time_calls
-from tico_ssl.config import Recipe
-from tico_ssl.data import Source
-from tico_ssl.data.streaming import default_workers
-from tico_ssl.device import autocast
-from tico_ssl.errors import UserError, suggestion
+from tico_ssl.config.recipe import Recipe
+from tico_ssl.data.source import Source
 from tico_ssl.networks.backbones import SMALL_IMAGE, build_backbone
+from tico_ssl.pipeline.streaming import default_workers
+from tico_ssl.runtime.device import autocast
+from tico_ssl.runtime.errors import UserError, suggestion
 
 RIVALS = ("lightly",)
 AHEAD = 2  # batches that each worker of a DataLoader prepares in advance

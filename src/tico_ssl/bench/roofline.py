@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from tico_ssl.bench.ceilings import Ceilings
-from tico_ssl.config import Recipe
-from tico_ssl.contracts import Batch
-from tico_ssl.randomness import generator
+from tico_ssl.config.recipe import Recipe
+from tico_ssl.methods._base import Batch
+from tico_ssl.runtime.randomness import generator
 from tico_ssl.training.pretrain import build_method
-from tico_ssl.views import Views
+from tico_ssl.views.executor import Views
 
 COUNTED = (nn.Conv2d, nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d, nn.MaxPool2d)
 NORM_FORWARD = 3  # passes over the activation: read for the statistics, read, write

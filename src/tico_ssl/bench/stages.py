@@ -10,16 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from tico_ssl.bench.timing import time_calls, time_in_turn
-from tico_ssl.config import Execution, Recipe
-from tico_ssl.contracts import Batch, StepOutput
-from tico_ssl.data import Loader, Source
-from tico_ssl.data.loader import Portion
-from tico_ssl.data.streaming import AHEAD, CHUNK, default_workers
-from tico_ssl.device import autocast
-from tico_ssl.optim import build_optimizer
+from tico_ssl.config.recipe import Recipe
+from tico_ssl.config.sections import Execution
+from tico_ssl.data.source import Source
+from tico_ssl.methods._base import Batch, StepOutput
+from tico_ssl.optim.groups import build_optimizer
+from tico_ssl.pipeline.loader import Loader, Portion
+from tico_ssl.pipeline.streaming import AHEAD, CHUNK, default_workers
+from tico_ssl.runtime.device import autocast
 from tico_ssl.training.pretrain import build_method
 from tico_ssl.training.step import Step, as_input
-from tico_ssl.views import Views
+from tico_ssl.views.executor import Views
 
 LR, PROGRESS = 1e-4, 0.5  # their values do not change what a step costs; a small rate keeps numbers finite
 ENDLESS = 10**9  # steps

@@ -4,7 +4,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from tico_ssl.bench import Report
-from tico_ssl.progress import console, say
+from tico_ssl.runtime.progress import console, say
 
 
 def print_report(report: Report) -> None:

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from tico_ssl.data.decoding import IN_FULL, Reading
 from tico_ssl.data.source import Source, Split
-from tico_ssl.errors import UserError
+from tico_ssl.runtime.errors import UserError
 
 
 def from_arrays(name: str, images: Tensor, labels: Tensor | None, classes: tuple[str, ...] = ()) -> Source:

@@ -9,11 +9,11 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from tico_ssl import distributed
 from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.source import Source
-from tico_ssl.errors import UserError
-from tico_ssl.json_lines import append_json_line, read_json_lines
+from tico_ssl.runtime import distributed
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.json_lines import append_json_line, read_json_lines
 
 SAMPLE = 1_000  # files that are tried before a run begins
 

@@ -15,7 +15,7 @@ from tico_ssl.data.bad_files import in_order
 from tico_ssl.data.decoding import BadImage, decode
 from tico_ssl.data.names import printable
 from tico_ssl.data.source import Source
-from tico_ssl.progress import track
+from tico_ssl.runtime.progress import track
 
 
 class Examined(NamedTuple):

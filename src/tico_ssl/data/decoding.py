@@ -22,7 +22,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from tico_ssl.errors import UserError
+from tico_ssl.runtime.errors import UserError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"}
 ARRAY_SUFFIX = ".npy"

@@ -9,7 +9,7 @@ from torch import Tensor
 from tico_ssl.data.decoding import ARRAY_SUFFIX, IN_FULL, SUFFIXES, Reading
 from tico_ssl.data.names import Names, printable
 from tico_ssl.data.source import Source, Split
-from tico_ssl.errors import UserError
+from tico_ssl.runtime.errors import UserError
 
 SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test", "val", "valid", "validation")}
 

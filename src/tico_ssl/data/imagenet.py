@@ -14,7 +14,7 @@ from tico_ssl.data.folders import open_folder
 from tico_ssl.data.listings import read_json, read_lines
 from tico_ssl.data.names import printable
 from tico_ssl.data.source import Source, Split
-from tico_ssl.errors import UserError
+from tico_ssl.runtime.errors import UserError
 
 WNID = re.compile(r"n\d{8}")
 WNID_AND_WORDS = re.compile(r"(n\d{8})\s+(.+)")

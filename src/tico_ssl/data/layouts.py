@@ -18,7 +18,7 @@ from tico_ssl.data.imagenet import find_imagenet, open_imagenet
 from tico_ssl.data.listings import read_json, read_lines, require_folders
 from tico_ssl.data.names import printable
 from tico_ssl.data.source import Source, Split
-from tico_ssl.errors import UserError
+from tico_ssl.runtime.errors import UserError
 
 Opener = Callable[[Split, Reading], Source | None]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tico_ssl.data.names import printable
-from tico_ssl.errors import UserError
+from tico_ssl.runtime.errors import UserError
 
 
 def read_lines(

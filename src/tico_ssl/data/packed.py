@@ -28,8 +28,8 @@ import torch
 from tico_ssl.data.decoding import Reading
 from tico_ssl.data.names import printable
 from tico_ssl.data.source import Source
-from tico_ssl.errors import UserError
-from tico_ssl.progress import track
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.progress import track
 
 SUFFIX = ".tico"
 MAGIC, VERSION, PAGE = b"TICOPACK", 1, 4096

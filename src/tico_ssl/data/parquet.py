@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tico_ssl.data.decoding import IN_FULL, SUFFIXES, BadImage, Reading
 from tico_ssl.data.source import Source
-from tico_ssl.errors import UserError
+from tico_ssl.runtime.errors import UserError
 
 SUFFIX = ".parquet"
 GLANCE = 100  # entries by which a folder is judged, so that nobody waits for the list of a million images

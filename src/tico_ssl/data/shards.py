@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tico_ssl.atomic import written_atomically
 from tico_ssl.data.decoding import ARRAY_SUFFIX, IN_FULL, SUFFIXES, BadImage, Reading
 from tico_ssl.data.source import Source
-from tico_ssl.errors import UserError
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.files import written_atomically
 
 INDEX_SUFFIX = ".index.npz"
 INDEX_VERSION = 1  # of the layout of an index file, so that a later one does not read it wrongly

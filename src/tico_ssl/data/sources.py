@@ -7,11 +7,11 @@ torchvision's data sets by name, and the built-in textures.
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
 from torch.utils.data import Dataset
 
+from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.arrays import from_arrays, from_dataset, from_numpy
 from tico_ssl.data.decoding import SUFFIXES, Reading
 from tico_ssl.data.folders import open_folder, open_list
@@ -23,10 +23,7 @@ from tico_ssl.data.shards import COMPRESSED, open_shards
 from tico_ssl.data.source import Source, Split, joined
 from tico_ssl.data.textures import CLASSES, draw_textures
 from tico_ssl.data.torchvision_sets import SETS, open_torchvision
-from tico_ssl.errors import UserError, suggestion
-from tico_ssl.section import Section
-
-Values = Annotated[tuple[float, ...], Field(strict=False)]
+from tico_ssl.runtime.errors import UserError, suggestion
 
 PYTHON = "python:"  # how the names of data sets begin that were handed over as objects
 Given = str | os.PathLike[str] | Sequence[str] | Dataset[Any]
@@ -34,34 +31,6 @@ Given = str | os.PathLike[str] | Sequence[str] | Dataset[Any]
 _handed_over: dict[str, Dataset[Any]] = {}
 
 TEXTURE_COUNTS = {"train": 10_000, "test": 2_000}
-
-
-class DataConfig(Section):
-    """Which images, and what the network is shown of them."""
-
-    source: str | list[str] = "textures"
-    """A folder of images (with or without class folders, with or without train/ and test/; ImageNet, Tiny-ImageNet,
-    Places-205, iNaturalist 2018 and VOC2007 as they are handed out), several of them, a text file of paths, a packed,
-    .npz, .npy, .tar or .parquet file, or a name: textures, cifar10, cifar100, stl10, ..."""
-    root: str = "data"
-    """Where data sets that are given by name lie on disk."""
-    download: bool = False
-    """Fetch a data set that is given by name when it is not there."""
-    image_size: Annotated[int, Field(ge=8)] = 32
-    """Pixels of the square that the network sees."""
-    reduced_decoding: bool = True
-    """Decode large JPEGs at a half, a quarter or an eighth of their size where even the smallest crop keeps the view's
-    pixels."""
-    most_bad: Annotated[float, Field(ge=0, le=1)] = 0.05
-    """Share of unreadable files above which a run stops before it begins."""
-    on_gpu: bool = True
-    """Keep arrays and packed squares on the GPU if all of them take less than two fifths of its free memory."""
-    limit: Annotated[int, Field(ge=1)] | None = None
-    """Train on this many images, drawn evenly from the whole (textures: draw this many)."""
-    mean: Values = (0.485, 0.456, 0.406)
-    """Mean of each channel, taken off; ImageNet's by default."""
-    std: Values = (0.229, 0.224, 0.225)
-    """Standard deviation of each channel, divided by."""
 
 
 def open_source(

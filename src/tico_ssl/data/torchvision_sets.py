@@ -5,7 +5,7 @@ from typing import Any
 from torch.utils.data import Dataset
 from torchvision import datasets
 
-from tico_ssl.errors import UserError
+from tico_ssl.runtime.errors import UserError
 
 _BY_FLAG = ({"train": True}, {"train": False})
 _BY_SPLIT = ({"split": "train"}, {"split": "test"})

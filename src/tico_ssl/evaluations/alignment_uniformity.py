@@ -6,10 +6,11 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from tico_ssl.evaluations import Context, Numbers, Result
-from tico_ssl.representation.augmented import ViewSettings, views_of_images
-from tico_ssl.representation.projectors import embeddings
-from tico_ssl.representation.sphere import alignment, uniformity
+from tico_ssl.evaluations._context import Context
+from tico_ssl.evaluations._representation.augmented import ViewSettings, views_of_images
+from tico_ssl.evaluations._representation.projectors import embeddings
+from tico_ssl.evaluations._representation.sphere import alignment, uniformity
+from tico_ssl.results.record import Numbers, Result
 
 
 class Config(ViewSettings):

@@ -6,10 +6,11 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from tico_ssl.errors import UserError
-from tico_ssl.evaluations import Context, Numbers, Result
-from tico_ssl.representation.spectra import PowerLaw, eigenvalues, power_law, usable
-from tico_ssl.section import Section
+from tico_ssl.config.section import Section
+from tico_ssl.evaluations._context import Context
+from tico_ssl.evaluations._representation.spectra import PowerLaw, eigenvalues, power_law, usable
+from tico_ssl.results.record import Numbers, Result
+from tico_ssl.runtime.errors import UserError
 
 FEWEST = 4  # points that a slope is fitted to
 

@@ -14,12 +14,13 @@ from sklearn.metrics.cluster import contingency_matrix
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from tico_ssl.classification.settings import Positive
-from tico_ssl.errors import UserError
-from tico_ssl.evaluations import Context, Numbers, Result
-from tico_ssl.progress import track
-from tico_ssl.randomness import derived_seed
-from tico_ssl.section import Section
+from tico_ssl.config.section import Section
+from tico_ssl.evaluations._classification.settings import Positive
+from tico_ssl.evaluations._context import Context
+from tico_ssl.results.record import Numbers, Result
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.progress import track
+from tico_ssl.runtime.randomness import derived_seed
 
 
 class Config(Section):

@@ -12,15 +12,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tico_ssl.classification.regression import fit_linear
-from tico_ssl.classification.settings import Positive, Rate
-from tico_ssl.evaluations import Context, Numbers, Result
-from tico_ssl.evaluations.knn import Voters, knn_predictions
-from tico_ssl.features import raw_batches
-from tico_ssl.progress import track
-from tico_ssl.randomness import generator
-from tico_ssl.representation.corruption import SEVERITIES, STRENGTHS, corrupt, strength
-from tico_ssl.section import Section
+from tico_ssl.config.section import Section
+from tico_ssl.evaluations._classification.settings import Positive, Rate
+from tico_ssl.evaluations._context import Context
+from tico_ssl.evaluations._representation.corruption import SEVERITIES, STRENGTHS, corrupt, strength
+from tico_ssl.features.extraction import raw_batches
+from tico_ssl.features.knn import knn_predictions
+from tico_ssl.features.regression import fit_linear
+from tico_ssl.features.settings import Voters
+from tico_ssl.results.record import Numbers, Result
+from tico_ssl.runtime.progress import track
+from tico_ssl.runtime.randomness import generator
 from tico_ssl.views import operations
 from tico_ssl.views.centre import centre_crop
 

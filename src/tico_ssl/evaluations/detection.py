@@ -3,9 +3,9 @@
 Beside it the same detector from a random backbone, trained in the same way.
 """
 
-from tico_ssl.detection.protocol import PictureContext, compare, open_picture_context
-from tico_ssl.detection.settings import Settings
-from tico_ssl.evaluations import Result
+from tico_ssl.evaluations._detection.protocol import PictureContext, compare, open_picture_context
+from tico_ssl.evaluations._detection.settings import Settings
+from tico_ssl.results.record import Result
 
 open_context = open_picture_context
 

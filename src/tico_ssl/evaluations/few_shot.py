@@ -9,14 +9,16 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from tico_ssl.classification.regression import fit_linear
-from tico_ssl.classification.scores import Numbers, mean_and_deviation, top_accuracies
-from tico_ssl.classification.settings import Positive
-from tico_ssl.classification.subsets import number_of_each
-from tico_ssl.errors import UserError
-from tico_ssl.evaluations import Context, Features, Result
-from tico_ssl.progress import say
-from tico_ssl.section import Section
+from tico_ssl.config.section import Section
+from tico_ssl.evaluations._classification.settings import Positive
+from tico_ssl.evaluations._classification.subsets import number_of_each
+from tico_ssl.evaluations._context import Context
+from tico_ssl.features.frozen import Features
+from tico_ssl.features.regression import fit_linear
+from tico_ssl.features.scores import mean_and_deviation, top_accuracies
+from tico_ssl.results.record import Numbers, Result
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.progress import say
 
 
 class Config(Section):

@@ -10,14 +10,14 @@ from time import perf_counter
 from safetensors.torch import save_file
 from torch import nn
 
-from tico_ssl import distributed
-from tico_ssl.classification.fine_tuning import FineTuning, fine_tuned
-from tico_ssl.classification.scores import Numbers
-from tico_ssl.classification.settings import Positive
-from tico_ssl.evaluations import Context, Result
+from tico_ssl.evaluations._classification.fine_tuning import FineTuning, fine_tuned
+from tico_ssl.evaluations._classification.settings import Positive
+from tico_ssl.evaluations._context import Context
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.storage import save_backbone
-from tico_ssl.progress import say
+from tico_ssl.results.record import Numbers, Result
+from tico_ssl.runtime import distributed
+from tico_ssl.runtime.progress import say
 
 
 class Config(FineTuning):

@@ -4,8 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tico_ssl.classification.settings import Positive, Rate
-from tico_ssl.evaluations import Context, Result, linear_augmented
+from tico_ssl.evaluations import linear_augmented
+from tico_ssl.evaluations._classification.settings import Positive, Rate
+from tico_ssl.evaluations._context import Context
+from tico_ssl.results.record import Result
 
 NOT_IN_ALL = "the schedule of one data set; ask for it by name"
 

@@ -1,34 +1,9 @@
 """kNN: weighted votes of the nearest training features, by cosine."""
 
-from collections.abc import Sequence
-from typing import Annotated
-
-import torch
-from pydantic import Field
-from torch import Tensor
-
-from tico_ssl.evaluations import Context, Features, Numbers, Result
-from tico_ssl.representation.neighbours import BANK_CHUNK, QUERY_CHUNK, nearest
-from tico_ssl.section import Section
-
-
-class Voters(Section):
-    """How many neighbours vote, and how sharply near ones outweigh far ones."""
-
-    k: Annotated[int, Field(ge=1)]
-    """Neighbours."""
-    temperature: Annotated[float, Field(gt=0)]
-    """A vote counts exp(cosine / temperature)."""
-
-
-class Config(Section):
-    """The two settings in common use: DINO's and MoCo's."""
-
-    voters: Annotated[tuple[Voters, ...], Field(min_length=1, strict=False)] = (
-        Voters(k=20, temperature=0.07),
-        Voters(k=200, temperature=0.1),
-    )
-    """Every pair is reported; all of them take one search for neighbours."""
+from tico_ssl.evaluations._context import Context
+from tico_ssl.features.knn import knn_accuracy
+from tico_ssl.features.settings import KnnConfig as Config
+from tico_ssl.results.record import Result
 
 
 def run(context: Context, config: Config) -> Result:
@@ -37,54 +12,3 @@ def run(context: Context, config: Config) -> Result:
     return context.compare(
         "knn", config, lambda features: knn_accuracy(features, config, context.device, "nearest neighbours")
     )
-
-
-def knn_accuracy(
-    features: Features, config: Config, device: torch.device | None = None, label: str | None = None
-) -> Numbers:
-    """Accuracy of every pair of settings, in per cent."""
-    train_labels, test_labels = features.labels("knn")
-    votes = knn_predictions(features.train, train_labels, features.test, config.voters, device=device, label=label)
-    return {
-        name: 100 * float((predicted == test_labels).double().mean())
-        for name, predicted in zip(metric_names(config.voters), votes)
-    }
-
-
-def metric_names(voters: Sequence[Voters]) -> list[str]:
-    """Under which name each pair is reported: with its temperature where several have the same k."""
-    counts = [voter.k for voter in voters]
-    return [f"top1_k{voter.k}" + (f"_t{voter.temperature:g}" if counts.count(voter.k) > 1 else "") for voter in voters]
-
-
-def knn_predictions(
-    train: Tensor,
-    labels: Tensor,
-    queries: Tensor,
-    voters: Sequence[Voters],
-    chunk: int = QUERY_CHUNK,
-    bank_chunk: int = BANK_CHUNK,
-    device: torch.device | None = None,
-    label: str | None = None,
-) -> list[Tensor]:
-    """Predicted classes for each pair of settings. Similarities are held for a chunk of queries and a chunk of the bank
-    at a time, and votes for a chunk of queries."""
-    most = max(voter.k for voter in voters)
-    found = nearest(train, queries, most, device=device, label=label, query_chunk=chunk, bank_chunk=bank_chunk)
-    classes = int(labels.max()) + 1
-    neighbours = labels.to(found.places.device)[found.places]
-    return [
-        torch.cat(
-            [
-                _votes(cosines[:, : voter.k], classed[:, : voter.k], voter.temperature, classes)
-                for cosines, classed in zip(found.cosines.split(chunk), neighbours.split(chunk))
-            ]
-        ).to(labels.device)
-        for voter in voters
-    ]
-
-
-def _votes(cosines: Tensor, neighbours: Tensor, temperature: float, classes: int) -> Tensor:
-    weights = torch.exp((cosines - cosines[:, :1]) / temperature)  # the nearest has weight one: nothing overflows
-    scores = weights.new_zeros(len(weights), classes).scatter_add_(1, neighbours, weights)
-    return scores.argmax(dim=1)

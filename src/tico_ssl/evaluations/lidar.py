@@ -5,10 +5,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tico_ssl.evaluations import Context, Numbers, Result
-from tico_ssl.representation.augmented import ViewSettings, views_of_images
-from tico_ssl.representation.projectors import embeddings
-from tico_ssl.representation.spectra import lidar
+from tico_ssl.evaluations._context import Context
+from tico_ssl.evaluations._representation.augmented import ViewSettings, views_of_images
+from tico_ssl.evaluations._representation.projectors import embeddings
+from tico_ssl.evaluations._representation.spectra import lidar
+from tico_ssl.results.record import Numbers, Result
 
 
 class Config(ViewSettings):

@@ -14,13 +14,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tico_ssl.classification.scores import top_accuracies
-from tico_ssl.classification.settings import Positive, Rate, Settings
-from tico_ssl.classification.training import Job, classes_of, train_classifier
+from tico_ssl.config.views import shorter_side
 from tico_ssl.data.source import Source
-from tico_ssl.evaluations import Context, Numbers, Result
-from tico_ssl.randomness import generator
-from tico_ssl.views.policy import shorter_side
+from tico_ssl.evaluations._classification.settings import Positive, Rate, Settings
+from tico_ssl.evaluations._classification.training import Job, classes_of, train_classifier
+from tico_ssl.evaluations._context import Context
+from tico_ssl.features.scores import top_accuracies
+from tico_ssl.results.record import Numbers, Result
+from tico_ssl.runtime.randomness import generator
 
 
 class Config(Settings):

@@ -7,9 +7,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tico_ssl.evaluations import Context, Numbers, Result
-from tico_ssl.representation.augmented import ViewSettings, views_of_images
-from tico_ssl.representation.neighbours import nearest
+from tico_ssl.evaluations._context import Context
+from tico_ssl.evaluations._representation.augmented import ViewSettings, views_of_images
+from tico_ssl.features.neighbours import nearest
+from tico_ssl.results.record import Numbers, Result
 
 
 class Config(ViewSettings):

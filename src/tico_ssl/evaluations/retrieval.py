@@ -7,11 +7,13 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from tico_ssl.classification.settings import Positive
-from tico_ssl.errors import UserError
-from tico_ssl.evaluations import Context, Features, Numbers, Result
-from tico_ssl.progress import track
-from tico_ssl.section import Section
+from tico_ssl.config.section import Section
+from tico_ssl.evaluations._classification.settings import Positive
+from tico_ssl.evaluations._context import Context
+from tico_ssl.features.frozen import Features
+from tico_ssl.results.record import Numbers, Result
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.progress import track
 
 SIMILARITIES = 2**24  # that are held at a time
 

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tico_ssl.detection.protocol import PictureContext, compare, open_picture_context
-from tico_ssl.detection.settings import Positive, Settings, Side
-from tico_ssl.evaluations import Result
+from tico_ssl.evaluations._detection.protocol import PictureContext, compare, open_picture_context
+from tico_ssl.evaluations._detection.settings import Positive, Settings, Side
+from tico_ssl.results.record import Result
 
 open_context = open_picture_context
 

@@ -9,11 +9,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
-from tico_ssl.classification.fine_tuning import FineTuning, fine_tuned
-from tico_ssl.classification.scores import Numbers, mean_and_deviation
-from tico_ssl.classification.settings import Positive, Rate
-from tico_ssl.classification.subsets import listed, share_of_each
-from tico_ssl.evaluations import Context, Result
+from tico_ssl.evaluations._classification.fine_tuning import FineTuning, fine_tuned
+from tico_ssl.evaluations._classification.settings import Positive, Rate
+from tico_ssl.evaluations._classification.subsets import listed, share_of_each
+from tico_ssl.evaluations._context import Context
+from tico_ssl.features.scores import mean_and_deviation
+from tico_ssl.results.record import Numbers, Result
 
 
 class Config(FineTuning):

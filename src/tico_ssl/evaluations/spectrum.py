@@ -6,11 +6,12 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from tico_ssl.evaluations import Context, Numbers, Result
-from tico_ssl.progress import say
-from tico_ssl.representation.projectors import embeddings
-from tico_ssl.representation.spectra import eigenvalues, entropy_rank, participation_ratio, thinned
-from tico_ssl.section import Section
+from tico_ssl.config.section import Section
+from tico_ssl.evaluations._context import Context
+from tico_ssl.evaluations._representation.projectors import embeddings
+from tico_ssl.evaluations._representation.spectra import eigenvalues, entropy_rank, participation_ratio, thinned
+from tico_ssl.results.record import Numbers, Result
+from tico_ssl.runtime.progress import say
 
 
 class Config(Section):

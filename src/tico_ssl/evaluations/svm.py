@@ -16,14 +16,16 @@ from sklearn.svm import LinearSVC
 from sklearn.utils.parallel import Parallel, delayed
 from torch import Tensor
 
-from tico_ssl.classification.scores import average_precision
-from tico_ssl.classification.settings import Positive, Rate
-from tico_ssl.data.streaming import default_workers
-from tico_ssl.errors import UserError
-from tico_ssl.evaluations import Context, Features, Numbers, Result
-from tico_ssl.json_lines import append_json_line, read_json_lines
-from tico_ssl.progress import track
-from tico_ssl.section import Section
+from tico_ssl.config.section import Section
+from tico_ssl.evaluations._classification.settings import Positive, Rate
+from tico_ssl.evaluations._context import Context
+from tico_ssl.features.frozen import Features
+from tico_ssl.features.scores import average_precision
+from tico_ssl.pipeline.streaming import default_workers
+from tico_ssl.results.record import Numbers, Result
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.json_lines import append_json_line, read_json_lines
+from tico_ssl.runtime.progress import track
 
 PRESENT, HARD, ABSENT = 1, 0, -1
 

@@ -21,12 +21,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from tico_ssl import distributed
-from tico_ssl.contracts import Batch, Encoded, StepOutput
-from tico_ssl.errors import UserError
+from tico_ssl.config.section import MethodConfig
+from tico_ssl.methods._base import Batch, Encoded, StepOutput
+from tico_ssl.methods._queue import mean_cosine
 from tico_ssl.networks.backbones import Backbone
-from tico_ssl.networks.queue import mean_cosine
-from tico_ssl.section import MethodConfig
+from tico_ssl.runtime import distributed
+from tico_ssl.runtime.errors import UserError
 
 
 def pirl_loss(

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from tico_ssl import distributed
-from tico_ssl.contracts import Encoded, StepOutput
+from tico_ssl.config.section import MethodConfig
+from tico_ssl.methods._base import Encoded, StepOutput
+from tico_ssl.methods._siamese import Siamese, at_least_float32, check_embeddings, head, width_of
 from tico_ssl.networks.backbones import Backbone
-from tico_ssl.networks.siamese import Siamese, at_least_float32, check_embeddings, head, width_of
-from tico_ssl.section import MethodConfig
+from tico_ssl.runtime import distributed
 
 
 class SimCLRTerms(NamedTuple):

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from tico_ssl.contracts import Batch, Encoded, StepOutput
+from tico_ssl.config.section import MethodConfig
+from tico_ssl.methods._base import Batch, Encoded, StepOutput
+from tico_ssl.methods._siamese import Siamese, at_least_float32, check_embeddings, head, two_images, width_of
 from tico_ssl.networks.backbones import Backbone
-from tico_ssl.networks.siamese import Siamese, at_least_float32, check_embeddings, head, two_images, width_of
-from tico_ssl.section import MethodConfig
 
 
 def simsiam_loss(p_1: Tensor, p_2: Tensor, z_1: Tensor, z_2: Tensor) -> Tensor:

@@ -23,15 +23,15 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from tico_ssl import distributed
-from tico_ssl.contracts import Batch, Encoded, StepOutput
-from tico_ssl.errors import UserError
+from tico_ssl.config.section import MethodConfig
+from tico_ssl.methods._base import Batch, Encoded, StepOutput
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.overlap import aside, join
 from tico_ssl.networks.projector import projector
 from tico_ssl.networks.target import copy_statistics, target_of, update_target
 from tico_ssl.optim.schedules import cosine_ema_decay
-from tico_ssl.section import MethodConfig
+from tico_ssl.runtime import distributed
+from tico_ssl.runtime.errors import UserError
 
 Source = Literal["online", "target"]
 

@@ -7,41 +7,21 @@ small images. Parameter names stay the library's own, so weights move freely bet
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import timm
 import torch
 import torchvision
-from pydantic import Field
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from tico_ssl.errors import UserError, suggestion
+from tico_ssl.config.sections import IMAGENET_MEAN, IMAGENET_STD, BackboneConfig
 from tico_ssl.networks import weight_standardisation
-from tico_ssl.section import Section
+from tico_ssl.runtime.errors import UserError, suggestion
 from tico_ssl.views import operations
 from tico_ssl.views.centre import centre_crop
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
 SMALL_IMAGE = 64  # the largest image, in pixels, for which a ResNet keeps full resolution in its stem
-
-
-class BackboneConfig(Section):
-    """The network that is trained and kept."""
-
-    name: str = "torchvision/resnet50"
-    """library/model: torchvision/..., timm/..., or tico/resnet18-w16 (any width)."""
-    stem: Literal["auto", "standard", "small"] = "auto"
-    """ResNets: 'small' is a 3x3 convolution without max-pool; 'auto' takes it for images up to 64 pixels."""
-    channels: Annotated[int, Field(ge=1)] = 3
-    """Channels of the input images."""
-    zero_gamma: bool = True
-    """ResNets: begin every residual block as the identity (last BatchNorm of a block scaled by zero)."""
-    weight_standardisation: bool = False
-    """Standardise the kernels of all convolutions while training; baked into the weights when a backbone is saved."""
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of the library's constructor, for example {patch_size: 4}."""
 
 
 class Backbone(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from tico_ssl import distributed
+from tico_ssl.runtime import distributed
 
 
 class SharedBatchNorm(_BatchNorm):

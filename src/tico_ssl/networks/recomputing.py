@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.models.resnet import BasicBlock, Bottleneck
 from torchvision.models.vision_transformer import EncoderBlock
 
-from tico_ssl.errors import UserError
 from tico_ssl.networks.batch_norm import kept_statistics
+from tico_ssl.runtime.errors import UserError
 
 BLOCKS = (
     BasicBlock,

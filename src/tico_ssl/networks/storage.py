@@ -1,7 +1,6 @@
 """A backbone on disk: a safetensors file with the library's own parameter names and, as metadata, how to rebuild it."""
 
 import copy
-import hashlib
 import json
 from pathlib import Path
 
@@ -9,10 +8,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tico_ssl.atomic import written_atomically
-from tico_ssl.errors import UserError
+from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.networks import weight_standardisation
-from tico_ssl.networks.backbones import Backbone, BackboneConfig, build_backbone
+from tico_ssl.networks.backbones import Backbone, build_backbone
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.files import written_atomically
 
 
 def plain_state(backbone: Backbone) -> dict[str, Tensor]:
@@ -67,7 +67,3 @@ def backbone_file(source: str | Path) -> Path:
     return path
 
 
-def digest(path: Path) -> str:
-    """The first 16 hexadecimal digits of a file's SHA-256, which name a checkpoint in a result."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]

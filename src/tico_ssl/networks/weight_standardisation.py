@@ -7,7 +7,7 @@ stored values stay those of the plain network; `bake` turns the result into a pl
 import torch
 from torch import Tensor, nn
 
-from tico_ssl.errors import UserError
+from tico_ssl.runtime.errors import UserError
 
 EPSILON = 1e-5  # added to the deviation
 

@@ -1,53 +1,15 @@
 """Which parameter is trained how: the optimiser of a recipe, its groups, and setting the rate of a step."""
 
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tico_ssl.config.sections import OptimizerConfig
 from tico_ssl.optim.lars import LARS
-from tico_ssl.section import Section
 
 FORMS = ("fused", "foreach", "capturable")  # how torch's optimisers go about it, with the same result
-
-
-class OptimizerConfig(Section):
-    """How weights move."""
-
-    name: Literal["lars", "sgd", "adamw"] = "lars"
-    """LARS for large batches, SGD or AdamW otherwise."""
-    lr: Annotated[float, Field(gt=0)] = 0.2
-    """Base learning rate for 256 images; the peak rate is this times batch_size / 256, unless scale_lr is off."""
-    scale_lr: bool = True
-    """Scale the rate linearly with the global batch."""
-    end_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """The cosine ends at this share of the peak rate."""
-    warmup_epochs: Annotated[float, Field(ge=0)] = 10.0
-    """Linear warm-up from zero."""
-    weight_decay: Annotated[float, Field(ge=0)] = 1.5e-6
-    """Applied to weights with two or more dimensions; biases and normalisation are left out."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Of LARS and SGD."""
-    trust_coefficient: Annotated[float, Field(gt=0)] = 1e-3
-    """LARS: the length of a step relative to the weight's norm."""
-    clip_trust: bool = False
-    """LARS: the learning rate bounds the adapted rate of a weight instead of multiplying it, as in solo-learn."""
-    nesterov: bool = False
-    """Of SGD."""
-    betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.999)
-    """Of AdamW."""
-    one_dimensional_lr_ratio: Annotated[float, Field(gt=0)] = 1.0
-    """Multiplies the rate of biases and normalisation parameters (Barlow Twins: 0.024). Lower it if they blow up."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "OptimizerConfig":
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas must be in [0, 1), got {list(self.betas)}")
-        if self.nesterov and self.momentum == 0:
-            raise ValueError("nesterov needs a momentum above 0")
-        return self
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, object]]:

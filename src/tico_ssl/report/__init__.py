@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tico_ssl.errors import UserError
 from tico_ssl.report import one_run, several_runs, static
 from tico_ssl.report.page import Section, page
 from tico_ssl.report.picture import Picture
 from tico_ssl.report.record import Record
+from tico_ssl.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from tico_ssl.data.sources import Given
@@ -63,7 +63,7 @@ def report(
 
 
 def _write(folder: Path, text: str, sections: Sequence[Section]) -> Path:
-    from tico_ssl.atomic import write_atomically
+    from tico_ssl.runtime.files import write_atomically
 
     folder.mkdir(parents=True, exist_ok=True)
     static.save([chart for section in sections for chart in section.charts], folder / "figures")
@@ -79,8 +79,8 @@ def _picture(record: Record, data: "Given | None", points: int) -> Picture | str
     if not record.run.backbone_file.is_file():
         when = "yet" if record.checkpoint is None else "any more"
         return f"There is no backbone {when}, so no map, no neighbours and no classes: they are made from its weights."
-    from tico_ssl.progress import say
     from tico_ssl.report.embedding import picture_of
+    from tico_ssl.runtime.progress import say
 
     judged = [str(result.get("checkpoint")) for result in record.results]
     try:
@@ -93,7 +93,7 @@ def _picture(record: Record, data: "Given | None", points: int) -> Picture | str
 
 
 def _description(study: str | Path) -> str:
-    from tico_ssl.config import parse_yaml
+    from tico_ssl.config.recipe import parse_yaml
     from tico_ssl.studies.state import study_file
 
     file = study_file(Path(study).expanduser())

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tico_ssl.atomic import write_atomically
-from tico_ssl.errors import UserError, suggestion
 from tico_ssl.report.page import Cell
 from tico_ssl.report.reading import failures, is_study, read_records
 from tico_ssl.report.record import Record, measured
-from tico_ssl.run_folder import flattened
+from tico_ssl.results.run_folder import flattened
+from tico_ssl.runtime.errors import UserError, suggestion
+from tico_ssl.runtime.files import write_atomically
 from tico_ssl.studies.table import Spread, collapse_verdict, markdown_lines
 
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
@@ -261,7 +261,7 @@ def show(comparison: Comparison) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from tico_ssl.progress import console
+    from tico_ssl.runtime.progress import console
 
     table = Table()
     for column, name in enumerate(comparison.head):

@@ -22,13 +22,14 @@ from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.names import printable
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import Given, open_source, open_training, shown
-from tico_ssl.device import choose_device
-from tico_ssl.evaluation_context import splits
-from tico_ssl.evaluations.knn import Voters, knn_predictions
-from tico_ssl.feature_cache import FeatureCache
-from tico_ssl.features import WORKERS, Extracted, needed_side
+from tico_ssl.features.cache import FeatureCache
+from tico_ssl.features.extraction import WORKERS, Extracted, needed_side
+from tico_ssl.features.knn import knn_predictions
+from tico_ssl.features.settings import Voters
+from tico_ssl.features.splits import splits
+from tico_ssl.features.subjects import Subject, open_subject
 from tico_ssl.report.picture import MOST_COLOURS, NEIGHBOURS, VOTERS, Images, Picture
-from tico_ssl.subjects import Subject, open_subject
+from tico_ssl.runtime.device import choose_device
 
 THUMBNAIL, LARGE_THUMBNAIL = 48, 96  # pixels, in the map and in the gallery
 BANK = 10_000  # training images that are compared with, where their features have to be made first

@@ -6,22 +6,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-from tico_ssl import catalogue
+from tico_ssl.config import catalogue
 from tico_ssl.report.atlas import data_url
 from tico_ssl.report.charts import Chart, Series, over_time
 from tico_ssl.report.html import Html, tag
 from tico_ssl.report.image_sections import classes, gallery, map_section
-from tico_ssl.report.page import (
-    Cell,
-    Section,
-    Thumbnails,
-    bulleted,
-    command,
-    figure,
-    folded,
-    paragraph,
-    table,
-)
+from tico_ssl.report.page import Cell, Section, Thumbnails, bulleted, command, figure, folded, paragraph, table
 from tico_ssl.report.picture import Picture
 from tico_ssl.report.record import Line, Record, duration, measured
 from tico_ssl.report.verdict import verdict

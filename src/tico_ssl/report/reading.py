@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tico_ssl.config import parse_yaml
-from tico_ssl.errors import UserError
-from tico_ssl.json_lines import read_json_lines
+from tico_ssl.config.recipe import parse_yaml
 from tico_ssl.report.record import Record
-from tico_ssl.run_folder import open_run
+from tico_ssl.results.run_folder import open_run
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.json_lines import read_json_lines
 from tico_ssl.studies.state import study_file
 
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tico_ssl.run_folder import Run
+    from tico_ssl.results.run_folder import Run
 
 Line = dict[str, Any]
 QUIET = 600.0  # seconds without a sign of life after which a run is taken for stopped, at least
@@ -131,14 +131,14 @@ class Record:
     @cached_property
     def collapse(self) -> list[str]:
         """What the last step says of collapse; empty when all is well."""
-        from tico_ssl.training.monitor import collapse_signs
+        from tico_ssl.results.collapse import collapse_signs
 
         return list(collapse_signs(self.logged[-1], None).values()) if self.logged else []
 
 
 def measured(result: Line) -> list[tuple[str, dict[str, float], dict[str, float]]]:
     """Of a result, each metric with its value and its deviation by representation; what was merely chosen left out."""
-    from tico_ssl.results_table import CHOSEN
+    from tico_ssl.results.table import CHOSEN
 
     numbers: dict[str, dict[str, float]] = result["numbers"]
     metrics = dict.fromkeys(metric for found in numbers.values() for metric in found)

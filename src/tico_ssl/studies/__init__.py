@@ -16,15 +16,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tico_ssl import distributed
-from tico_ssl.atomic import write_atomically
+from tico_ssl.config.study import Job, Study, Variant, check, dump_study, expand, jobs, load_study
 from tico_ssl.data.sources import as_source
-from tico_ssl.errors import UserError
-from tico_ssl.progress import say
-from tico_ssl.run_folder import Run, admit, environment
+from tico_ssl.results.run_folder import Run, admit, environment
+from tico_ssl.runtime import distributed
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.files import write_atomically
+from tico_ssl.runtime.progress import say
 from tico_ssl.studies import processes, table
 from tico_ssl.studies.cost import epochs_for, read_cost, read_costs
-from tico_ssl.studies.plan import Job, Study, Variant, check, dump_study, expand, jobs, load_study
 from tico_ssl.studies.state import State, last_epoch, state_of, study_file
 from tico_ssl.studies.table import Summary
 

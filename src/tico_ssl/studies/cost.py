@@ -12,18 +12,18 @@ from typing import Any
 
 import torch
 
-from tico_ssl.atomic import write_atomically
 from tico_ssl.bench.stages import LR, PROGRESS, Subject, in_full_flow
 from tico_ssl.bench.timing import time_calls
-from tico_ssl.config import Recipe, dump_recipe, load_recipe, parse_yaml
-from tico_ssl.data import open_training
-from tico_ssl.device import choose_device, resolve_precision
-from tico_ssl.errors import UserError
-from tico_ssl.optim import build_optimizer
-from tico_ssl.studies.plan import Budget, Variant
+from tico_ssl.config.recipe import Recipe, dump_recipe, load_recipe, parse_yaml
+from tico_ssl.config.study import Budget, Variant
+from tico_ssl.config.views import shorter_side
+from tico_ssl.data.sources import open_training
+from tico_ssl.optim.groups import build_optimizer
+from tico_ssl.runtime.device import choose_device, resolve_precision
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.files import write_atomically
 from tico_ssl.training.pretrain import build_method
 from tico_ssl.training.step import Step
-from tico_ssl.views.policy import shorter_side
 
 TIMED_SECONDS = 4.0
 FEWEST_STEPS = 10

@@ -14,8 +14,8 @@ from types import FrameType
 import torch
 from rich.progress import Progress, TaskID, TextColumn
 
-from tico_ssl.device import choose_device
-from tico_ssl.progress import bar, say
+from tico_ssl.runtime.device import choose_device
+from tico_ssl.runtime.progress import bar, say
 
 LOOK_SECONDS = 0.2
 SIDE_BY_SIDE_ON_A_GPU = 3

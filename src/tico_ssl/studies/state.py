@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tico_ssl.run_folder import Run
-from tico_ssl.studies.plan import Study, protocol_settings
+from tico_ssl.config.study import Study, protocol_settings
+from tico_ssl.results.run_folder import Run
 
 TAIL = 8_192  # bytes at the end of a file of metrics, which hold its last lines
 

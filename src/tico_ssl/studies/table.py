@@ -12,13 +12,13 @@ from typing import Any
 from rich.measure import Measurement
 from rich.table import Table
 
-from tico_ssl.atomic import write_atomically
-from tico_ssl.progress import console
-from tico_ssl.run_folder import Run, environment
+from tico_ssl.config.study import Study, Variant
+from tico_ssl.results.collapse import collapse_signs
+from tico_ssl.results.run_folder import Run, environment
+from tico_ssl.runtime.files import write_atomically
+from tico_ssl.runtime.progress import console
 from tico_ssl.studies.cost import Cost
-from tico_ssl.studies.plan import Study, Variant
 from tico_ssl.studies.state import results_of
-from tico_ssl.training.monitor import collapse_signs
 
 Numbers = dict[str, dict[str, dict[str, float]]]  # protocol, representation, metric
 

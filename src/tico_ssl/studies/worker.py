@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 from typing import IO
 
-from tico_ssl.errors import UserError
-from tico_ssl.evaluations import evaluate_with, open_context
-from tico_ssl.run_folder import Run
+from tico_ssl.config.study import Study, expand, jobs, load_study
+from tico_ssl.evaluations._context import open_context
+from tico_ssl.evaluations._evaluate import evaluate_with
+from tico_ssl.results.run_folder import Run
+from tico_ssl.runtime.errors import UserError
 from tico_ssl.studies.cost import epochs_for, read_costs, write_cost
-from tico_ssl.studies.plan import Study, expand, jobs, load_study
 from tico_ssl.studies.state import study_file, unjudged
 from tico_ssl.training.checkpoint import Interrupted
 from tico_ssl.training.pretrain import pretrain

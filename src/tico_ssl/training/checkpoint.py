@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from tico_ssl import distributed
-from tico_ssl.atomic import written_atomically
-from tico_ssl.errors import UserError
 from tico_ssl.optim.groups import load_optimizer
+from tico_ssl.runtime import distributed
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.files import written_atomically
 
 
 def save_checkpoint(path: Path, step: int, method: nn.Module, optimizer: Optimizer, seconds: float) -> None:

@@ -17,13 +17,14 @@ from rich.progress import TextColumn
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
-from tico_ssl import distributed
-from tico_ssl.atomic import write_atomically
-from tico_ssl.contracts import Method, StepOutput
-from tico_ssl.errors import UserError
-from tico_ssl.json_lines import append_json_line, read_json_lines
-from tico_ssl.progress import bar, say
-from tico_ssl.run_folder import Run
+from tico_ssl.methods._base import Method, StepOutput
+from tico_ssl.results.collapse import collapse_signs
+from tico_ssl.results.run_folder import Run
+from tico_ssl.runtime import distributed
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.files import write_atomically
+from tico_ssl.runtime.json_lines import append_json_line, read_json_lines
+from tico_ssl.runtime.progress import bar, say
 
 QUIET_LINES = 20  # lines of progress in a whole run when there is no terminal
 RANK_IMAGES = 256  # of the global batch, whose embeddings are decomposed at log steps: some milliseconds
@@ -200,25 +201,6 @@ def occupied(embedding: Tensor) -> dict[str, Tensor]:
         "embedding_rank": torch.exp(-(shares * shares.log()).sum()),
         "embedding_uniformity": torch.log(near.clamp_min(1e-300) / (n * (n - 1))),
     }
-
-
-def collapse_signs(values: dict[str, float], collapsed_loss: float | None) -> dict[str, str]:
-    """What the numbers say, in words; empty when all is well. Thresholds hold after warm-up, not at the start."""
-    signs = {}
-    advice = "lower optimizer.lr, lengthen optimizer.warmup_epochs, or lower optimizer.one_dimensional_lr_ratio"
-    if collapsed_loss is not None and collapsed_loss > 1 and values["loss"] > 0.8 * collapsed_loss:
-        signs["loss"] = (
-            f"the loss is {values['loss']:.2f}, and {collapsed_loss:g} means one point for all images; {advice}"
-        )
-    if values.get("mean_cosine", 0.0) > 0.7:
-        signs["mean_cosine"] = f"different images have cosine {values['mean_cosine']:.2f} on average; {advice}"
-    if values.get("embedding_rank", math.inf) < 3:
-        rank = values["embedding_rank"]
-        signs["embedding_rank"] = f"embeddings fill {rank:.1f} dimensions; {advice}"
-    if values.get("largest_eigenvalue", 0.0) > 0.5:
-        share = values["largest_eigenvalue"]
-        signs["largest_eigenvalue"] = f"one direction holds {share:.0%} of all variation; {advice}"
-    return signs
 
 
 def _status(record: dict[str, float]) -> str:

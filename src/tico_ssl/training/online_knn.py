@@ -10,16 +10,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from tico_ssl import distributed
-from tico_ssl.config import Recipe
+from tico_ssl.config.recipe import Recipe
+from tico_ssl.config.views import shorter_side
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_source
-from tico_ssl.evaluations import frozen_features, linear, splits
-from tico_ssl.evaluations.knn import Config, knn_accuracy
+from tico_ssl.features import linear
+from tico_ssl.features.frozen import frozen_features
+from tico_ssl.features.knn import knn_accuracy
+from tico_ssl.features.settings import KnnConfig, LinearConfig
+from tico_ssl.features.splits import splits
 from tico_ssl.networks.backbones import Backbone
-from tico_ssl.views.policy import shorter_side
+from tico_ssl.runtime import distributed
 
-QUICK = linear.Config(weight_decays=(1e-3,))  # without a search for the best decay
+QUICK = LinearConfig(weight_decays=(1e-3,))  # without a search for the best decay
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class OnlineKnn:
         """Accuracy in per cent, for the metrics."""
         assert isinstance(backbone, Backbone)
         features = frozen_features(backbone, self.bank, self.queries, self.device)
-        numbers = {f"knn_{name}": value for name, value in knn_accuracy(features, Config()).items()}
+        numbers = {f"knn_{name}": value for name, value in knn_accuracy(features, KnnConfig()).items()}
         if self.linear_probe:
             found = linear.probe(features, QUICK, self.device)
             numbers |= {f"linear_{name}": found[name] for name in ("top1", "top5")}

@@ -10,33 +10,34 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from tico_ssl import catalogue, distributed
-from tico_ssl.config import Recipe, load_recipe
-from tico_ssl.contracts import StepOutput
-from tico_ssl.data import BadFiles, Loader, Source, as_source, open_training, survey
-from tico_ssl.data.bad_files import readable
-from tico_ssl.data.sources import Given
-from tico_ssl.data.streaming import default_workers
-from tico_ssl.device import choose_device, resolve_precision
-from tico_ssl.errors import UserError
+from tico_ssl.config import catalogue
+from tico_ssl.config.recipe import Recipe, load_recipe
+from tico_ssl.config.views import shorter_side
+from tico_ssl.data.bad_files import BadFiles, readable, survey
+from tico_ssl.data.source import Source
+from tico_ssl.data.sources import Given, as_source, open_training
+from tico_ssl.methods._base import StepOutput
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.batch_norm import share_statistics
 from tico_ssl.networks.fused import fuse
 from tico_ssl.networks.recomputing import recompute_blocks
 from tico_ssl.networks.storage import save_backbone
-from tico_ssl.optim import build_optimizer
+from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.optim.schedules import scaled_lr, warmup_cosine
-from tico_ssl.progress import say
-from tico_ssl.randomness import derived_seed
-from tico_ssl.run_folder import Run, admit, create_run
+from tico_ssl.pipeline.loader import Loader
+from tico_ssl.pipeline.sheet import COLUMNS, save_contact_sheet
+from tico_ssl.pipeline.streaming import default_workers
+from tico_ssl.results.run_folder import Run, admit, create_run
+from tico_ssl.runtime import distributed
+from tico_ssl.runtime.device import choose_device, resolve_precision
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.progress import say
+from tico_ssl.runtime.randomness import derived_seed
 from tico_ssl.training.checkpoint import Interrupted, StopRequest, load_checkpoint, save_checkpoint
 from tico_ssl.training.monitor import Monitor, measure, note
 from tico_ssl.training.online_knn import OnlineKnn
 from tico_ssl.training.step import Step, resolve_execution
-from tico_ssl.views import Views
-from tico_ssl.views.executor import by_kernels
-from tico_ssl.views.policy import shorter_side
-from tico_ssl.views.sheet import COLUMNS, save_contact_sheet
+from tico_ssl.views.executor import Views, by_kernels
 
 
 def pretrain(

@@ -19,15 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tico_ssl import distributed
-from tico_ssl.config import Execution
-from tico_ssl.contracts import Batch, Encoded, StepOutput
-from tico_ssl.data.loader import Portion
-from tico_ssl.device import autocast
+from tico_ssl.config.sections import Execution
+from tico_ssl.methods._base import Batch, Encoded, StepOutput
 from tico_ssl.networks.batch_norm import kept_statistics
 from tico_ssl.networks.overlap import overlapping
-from tico_ssl.optim import set_learning_rate
-from tico_ssl.views import Views
+from tico_ssl.optim.groups import set_learning_rate
+from tico_ssl.pipeline.loader import Portion
+from tico_ssl.runtime import distributed
+from tico_ssl.runtime.device import autocast
+from tico_ssl.views.executor import Views
 
 WARM_UP = 3  # steps before one is recorded, in which libraries choose algorithms and allocate workspaces
 

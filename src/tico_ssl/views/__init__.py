@@ -1,4 +1,1 @@
-"""What is done to the images: a policy as data, pixel operations, one batched executor for CPU and GPU."""
-
-from tico_ssl.views.executor import Views
-from tico_ssl.views.policy import ViewPolicy
+"""What is done to the images: pixel operations, and one batched executor for CPU and GPU."""

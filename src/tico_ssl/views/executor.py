@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tico_ssl.errors import UserError
-from tico_ssl.randomness import named_generator
+from tico_ssl.config.views import COLOURS, ViewPolicy
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.randomness import named_generator
 from tico_ssl.views import operations
-from tico_ssl.views.policy import COLOURS, ViewPolicy
 from tico_ssl.views.resampling import resized_bytes, suits_kernel
 
 try:

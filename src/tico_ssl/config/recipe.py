@@ -1,0 +1,178 @@
+"""Recipes: everything that decides a run, in one typed tree.
+
+A recipe is a packaged name (`cifar10/tico`), a YAML file, or a mapping. `base:` names another recipe to start from;
+overrides (`training.epochs=5`, `views.*.blur=0`) come last. However it was given, the same values make the same run.
+"""
+
+import re
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import yaml
+from pydantic import Field, model_validator
+
+from tico_ssl.config import catalogue
+from tico_ssl.config.section import MethodConfig, Section, validate
+from tico_ssl.config.sections import BackboneConfig, DataConfig, OptimizerConfig, TrainingConfig
+from tico_ssl.config.views import ViewPolicy, named_policy
+from tico_ssl.runtime.errors import UserError, suggestion
+
+M = TypeVar("M", bound=MethodConfig)
+
+
+class Recipe(Section, Generic[M]):
+    """A whole run."""
+
+    description: str = ""
+    """What this recipe is for, and what to expect of it."""
+    data: DataConfig = DataConfig()
+    views: Annotated[list[ViewPolicy], Field(min_length=1)]
+    backbone: BackboneConfig = BackboneConfig()
+    method: M
+    optimizer: OptimizerConfig = OptimizerConfig()
+    training: TrainingConfig = TrainingConfig()
+
+    @model_validator(mode="after")
+    def _parts(self) -> "Recipe[M]":
+        if self.training.batch_size % self.training.parts:
+            raise ValueError(f"training.parts {self.training.parts} does not divide {self.training.batch_size} images")
+        return self
+
+    @model_validator(mode="after")
+    def _channels(self) -> "Recipe[M]":
+        for name in ("mean", "std"):
+            values = getattr(self.data, name)
+            if len(values) != self.backbone.channels:
+                raise ValueError(f"data.{name} has {len(values)} values for backbone.channels {self.backbone.channels}")
+        if any(value <= 0 for value in self.data.std):
+            raise ValueError("data.std must be positive")
+        return self
+
+    @model_validator(mode="after")
+    def _enough_views(self) -> "Recipe[M]":
+        views = sum(policy.count for policy in self.views)
+        if views < self.method.minimum_views:
+            raise ValueError(
+                f"method {self.method.name} needs {self.method.minimum_views} views, 'views' makes {views}"
+            )
+        return self
+
+
+def load_recipe(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Recipe[Any]:
+    """The recipe behind a name, a file or a mapping, with overrides, checked."""
+    values, where = _raw(source)
+    for key, value in (overrides or {}).items():
+        values = _overridden(values, key.split("."), value, key)
+    if isinstance(values.get("views"), str):
+        values["views"] = named_policy(values["views"])
+    method = values.get("method", {})
+    if not isinstance(method, dict) or not isinstance(method.get("name", ""), str):
+        raise UserError(f"{where}: 'method' must be a mapping with a name")
+    module = catalogue.load("methods", method.get("name", "tico"))
+    return validate(Recipe[module.Config], values | {"method": method}, where)  # type: ignore[name-defined]
+
+
+def packaged_recipes() -> list[str]:
+    """The names of the recipes that come with the package."""
+    root = Path(str(resources.files("tico_ssl") / "recipes"))
+    names = (path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml"))
+    return sorted(name for name in names if not name.startswith(("studies/", "views/")))
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """'training.epochs=5' as a key and a value, which is read as YAML."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UserError(f"'{text}' is not of the form key=value")
+    return key, parse_yaml(value, f"override {key}")
+
+
+def dump_recipe(recipe: Recipe[Any]) -> str:
+    """The recipe as YAML that runs again as it is."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, width=120)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that reads 1e-3 as a number, as people and YAML 1.2 do."""
+
+
+_Loader.yaml_implicit_resolvers = {  # a copy: the base class's table stays as it is
+    first: list(resolvers) for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """YAML, or one line that says what is wrong with it."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" in line {mark.line + 1}" if mark else ""
+        raise UserError(f"{where}: not valid YAML{place}: {getattr(error, 'problem', error)}") from error
+
+
+def _raw(source: str | Path | Mapping[str, Any], above: tuple[str, ...] = ()) -> tuple[dict[str, Any], str]:
+    """The values of a recipe with those of its base below them."""
+    if isinstance(source, Mapping):
+        values, where = _deep_copy(dict(source)), "recipe"
+    else:
+        text, where = _text(str(source))
+        values = parse_yaml(text, where)
+        if not isinstance(values, dict):
+            raise UserError(f"{where}: a recipe is a mapping of sections")
+    base = values.pop("base", None)
+    if str(base) in above:
+        raise UserError(f"{where}: its base leads back to itself ({' -> '.join((*above, str(base)))})")
+    return (_merged(_raw(base, (*above, str(base)))[0], values) if base else values), where
+
+
+def _text(name: str) -> tuple[str, str]:
+    path = Path(name).expanduser()
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise UserError(f"there is no recipe file {name}")
+        try:
+            return path.read_text(encoding="utf-8"), name
+        except UnicodeDecodeError as error:
+            raise UserError(f"{name}: not a text in UTF-8 ({error})") from error
+    if name not in packaged_recipes():
+        raise UserError(f"no recipe is called '{name}'{suggestion(name, packaged_recipes())}")
+    return (resources.files("tico_ssl") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8"), f"recipe {name}"
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged
+
+
+def _overridden(values: Any, path: list[str], value: Any, key: str) -> Any:
+    """A copy of nested mappings and lists with the value at a path replaced; `*` means every item of a list."""
+    if not path:
+        return value
+    head, rest = path[0], path[1:]
+    if head == "views" and rest and isinstance(values, dict) and isinstance(values.get("views"), str):
+        values = values | {"views": named_policy(values["views"])}
+    if isinstance(values, list):
+        places = range(len(values)) if head == "*" else [int(head)] if head.isdigit() else []
+        if not places or max(places) >= len(values):
+            raise UserError(f"override '{key}': '{head}' must be * or a number from 0 to {len(values) - 1}")
+        return [_overridden(item, rest, value, key) if i in places else item for i, item in enumerate(values)]
+    if values is not None and not isinstance(values, dict):
+        raise UserError(f"override '{key}': '{head}' is below a plain value")
+    values = dict(values or {})
+    values[head] = _overridden(values.get(head), rest, value, key)
+    return values
+
+
+def _deep_copy(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {key: _deep_copy(value) for key, value in values.items()}
+    return [_deep_copy(value) for value in values] if isinstance(values, list | tuple) else values

@@ -1,0 +1,85 @@
+"""The base of every part of a recipe: strict, frozen, documented by the strings under its fields."""
+
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+
+from tico_ssl.runtime.errors import UserError, suggestion
+
+
+class Section(BaseModel):
+    """A part of a recipe. Unknown keys and wrong types are errors; values do not change once read."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        validate_default=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+    )
+
+
+class MethodConfig(Section):
+    """What every method's settings begin with."""
+
+    minimum_views: ClassVar[int] = 2
+
+    name: str
+    """File name under methods/, or a dotted import path."""
+
+    def check_data(self, images: int, labels: Tensor | None) -> None:
+        """Raise UserError if training images, so many and with these labels, do not suit the method. Asked before
+        training begins: a step on a GPU looks at no value."""
+
+
+S = TypeVar("S", bound=Section)
+
+
+def validate(kind: type[S], values: dict[str, Any], where: str) -> S:
+    """Build a section, or say in one line which key is wrong, where, and what would be right."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise UserError(f"{where}: {_one_line(kind, error)}") from None
+
+
+def _one_line(kind: type[Section], error: ValidationError) -> str:
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    key = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        text = f"unknown key '{key}'{suggestion(path[-1], _fields_at(kind, path[:-1]))}"
+    elif first["type"] == "missing":
+        text = f"'{key}' is missing"
+    elif first["type"] == "literal_error":
+        text = f"'{key}' must be {first['ctx']['expected']}, got {first['input']!r}"
+    else:
+        reason = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        reason = reason.removeprefix("should be ").removeprefix("should have ")
+        prefix = "must be " if first["msg"].startswith("Input should be ") else ""
+        given = "" if isinstance(first["input"], dict | list) else f", got {first['input']!r}"
+        text = f"'{key}' {prefix}{reason}{given}" if key else f"{reason}"
+    more = error.error_count() - 1
+    return text + (f" (and {more} more)" if more else "")
+
+
+def _fields_at(kind: type[Section], path: list[str]) -> list[str]:
+    """The valid keys at a place in a recipe, for suggestions."""
+    current: Any = kind
+    for part in path:
+        if part.isdigit() or not hasattr(current, "model_fields") or part not in current.model_fields:
+            continue
+        current = section_type(current.model_fields[part].annotation)
+    return list(getattr(current, "model_fields", {}))
+
+
+def section_type(annotation: Any) -> Any:
+    """The Section inside an annotation such as `list[ViewPolicy]` or `Blur | None`, or None."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        if (found := section_type(argument)) is not None:
+            return found
+    return None

@@ -1,0 +1,257 @@
+"""What a study says, and which runs that makes: recipes side by side, grids of changes, seeds, a budget."""
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field, field_validator, model_validator
+
+from tico_ssl.config import catalogue
+from tico_ssl.config.recipe import Recipe, load_recipe, parse_yaml
+from tico_ssl.config.section import Section, validate
+from tico_ssl.runtime.errors import UserError, suggestion
+
+Changes = dict[str, Any]
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"  # it is the name of a folder, too
+
+
+def _usual_protocols() -> dict[str, Changes]:
+    return {"knn": {}, "linear": {}, "rankme": {}}
+
+
+class RunEntry(Section):
+    """One run of a study: a recipe and changes to it."""
+
+    name: Annotated[str, Field(pattern=NAME)]
+    """Of its folder, and in the table."""
+    recipe: str | None = None
+    """A packaged recipe or a YAML file; by default the study's base."""
+    overrides: Changes = Field(default_factory=dict)
+    """Changes to the recipe, such as {method.rho: 20.0}."""
+
+
+class Budget(Section):
+    """How long every run trains: so many epochs, so many seconds, or as long as another run takes for so many epochs.
+
+    Seconds are those that the run's steps take while nothing else is at work, measured before anything is trained."""
+
+    epochs: Annotated[int, Field(ge=1)] | None = None
+    """Of every run, or of the one in `epochs_of`."""
+    seconds: Annotated[float, Field(gt=0)] | None = None
+    """Of training, for every run. Whole epochs are trained, as many as come nearest, and one at least."""
+    epochs_of: str | None = None
+    """Name of a run: every run trains for the time that its `epochs` take."""
+
+    @model_validator(mode="after")
+    def _one_measure(self) -> "Budget":
+        if (self.epochs is None) == (self.seconds is None):
+            raise ValueError("budget needs either epochs or seconds")
+        if self.epochs_of is not None and self.epochs is None:
+            raise ValueError("budget.epochs_of needs budget.epochs: how many of them")
+        return self
+
+    @property
+    def timed(self) -> bool:
+        """Whether runs must be timed before their number of epochs is known."""
+        return self.seconds is not None or self.epochs_of is not None
+
+
+class Study(Section):
+    """Runs that are compared: every entry of `runs`, at every point of `grid`, with every seed."""
+
+    description: str = ""
+    """What is asked, and what to expect."""
+    base: str = "demo"
+    """The recipe of runs that name none."""
+    overrides: Changes = Field(default_factory=dict)
+    """Changes to the recipes of all runs; those of a run and of the grid come after them."""
+    runs: list[RunEntry] = Field(default_factory=list)
+    """Recipes to compare; without any, the base alone."""
+    grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
+    """Values of a key of the recipe, all combined with all: {method.rho: [4.0, 8.0], method.beta: [0.9, 0.99]}."""
+    seeds: list[Annotated[int, Field(ge=0)]] = Field(default_factory=lambda: [0], min_length=1)
+    """Every run is made once with each."""
+    protocols: dict[str, Changes] = Field(default_factory=_usual_protocols)
+    """Evaluations with their settings, such as {knn: {}, linear: {iterations: 200}}; a list of names will do."""
+    budget: Budget | None = None
+    """Equal length for all runs; without it, the epochs of each recipe."""
+
+    @field_validator("protocols", mode="before")
+    @classmethod
+    def _names_alone(cls, given: Any) -> Any:
+        if isinstance(given, list):
+            return {str(name): {} for name in given}
+        return {name: settings or {} for name, settings in given.items()} if isinstance(given, Mapping) else given
+
+    @model_validator(mode="after")
+    def _each_setting_once(self) -> "Study":
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds must differ, got {self.seeds}")
+        for changes in (self.overrides, self.grid, *(run.overrides for run in self.runs)):
+            if "training.seed" in changes:
+                raise ValueError("training.seed is set by 'seeds'")
+            if "training.epochs" in changes and self.budget is not None:
+                raise ValueError("training.epochs is set by 'budget'")
+        return self
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A recipe with its changes: one row of the table, one run for each seed."""
+
+    name: str
+    recipe: str
+    changes: Changes
+
+    def load(self, seed: int = 0, epochs: int | None = None) -> Recipe[Any]:
+        """Its recipe, checked."""
+        try:
+            return load_recipe(self.recipe, self.with_seed(seed, epochs))
+        except UserError as error:
+            raise UserError(f"run {self.name}: {error}") from error
+
+    def with_seed(self, seed: int, epochs: int | None) -> Changes:
+        """All changes to the recipe; without `epochs` it keeps its own."""
+        return self.changes | {"training.seed": seed} | ({} if epochs is None else {"training.epochs": epochs})
+
+
+@dataclass(frozen=True)
+class Job:
+    """A variant with a seed: one run folder."""
+
+    variant: Variant
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of the run folder."""
+        return f"{self.variant.name}-seed{self.seed}"
+
+
+def expand(study: Study) -> list[Variant]:
+    """The variants of a study in the order of its table: runs, and within each the grid, its last key fastest."""
+    entries: list[RunEntry | None] = [*study.runs] or [None]
+    variants = [
+        Variant(_named(run, point), (run.recipe if run else None) or study.base, _changes(study, run, point))
+        for run in entries
+        for point in _points(study.grid)
+    ]
+    for name, count in Counter(variant.name for variant in variants).items():
+        if count > 1:
+            raise UserError(f"the study has {count} runs called '{name}'")
+    reference = study.budget.epochs_of if study.budget else None
+    if reference is not None and reference not in (names := [variant.name for variant in variants]):
+        raise UserError(f"budget.epochs_of: no run is called '{reference}'{suggestion(reference, names)}")
+    return variants
+
+
+def jobs(study: Study, only: list[str] | None = None) -> list[Job]:
+    """The runs of a study, or those `only` whose names (with or without the seed) are asked for."""
+    every = [Job(variant, seed) for variant in expand(study) for seed in study.seeds]
+    for name in only or []:
+        names = {known for job in every for known in (job.name, job.variant.name)}
+        if name not in names:
+            raise UserError(f"no run of the study is called '{name}'{suggestion(name, names)}")
+    return [job for job in every if not only or job.name in only or job.variant.name in only]
+
+
+def _points(grid: Mapping[str, list[Any]]) -> list[Changes]:
+    return [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
+
+
+def _changes(study: Study, run: RunEntry | None, point: Changes) -> Changes:
+    return _in_turn(study.overrides, run.overrides if run else {}, point)
+
+
+def _in_turn(*parts: Mapping[str, Any]) -> Changes:
+    """All changes in the order in which they are made: of a key that is changed twice, the place of the later one."""
+    changes: Changes = {}
+    for key, value in (item for part in parts for item in part.items()):
+        changes.pop(key, None)
+        changes[key] = value
+    return changes
+
+
+def _named(run: RunEntry | None, point: Changes) -> str:
+    """tico-rho-8-beta-0.9: the run, then each key of the grid by its last word, or whole where that is ambiguous."""
+    last = Counter(key.split(".")[-1] for key in point)
+    words = [run.name] if run else []
+    for key, value in point.items():
+        short = key.split(".")[-1]
+        words.append(f"{short if last[short] == 1 else key}-{_in_words(value)}")
+    return "-".join(words) or "base"
+
+
+def _in_words(value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-") or "none"
+
+
+def check(study: Study, variants: list[Variant]) -> None:
+    """Every recipe and every protocol, before anything runs."""
+    for name in study.protocols:
+        protocol_settings(study, name)
+    for variant in variants:
+        variant.load()
+
+
+def protocol_settings(study: Study, name: str) -> dict[str, Any]:
+    """All settings of a protocol, as its results record them."""
+    config = catalogue.load("evaluations", name).Config
+    return validate(config, study.protocols[name], f"protocol {name}").model_dump(mode="json")
+
+
+def packaged_studies() -> list[str]:
+    """The names of the studies that come with the package."""
+    folder = resources.files("tico_ssl") / "recipes" / "studies"
+    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
+
+
+def load_study(name: str | Path, overrides: Mapping[str, Any] | None = None) -> Study:
+    """A packaged study or one in a YAML file, with changes to the recipes of all its runs."""
+    text, where = _text(str(name))
+    values = parse_yaml(text, where)
+    if not isinstance(values, dict):
+        raise UserError(f"{where}: a study is a mapping (see `tico describe methods-textures`)")
+    study = validate(Study, values, where)
+    return validate(Study, _changed(study, overrides), where) if overrides else study
+
+
+def _changed(study: Study, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A study with more changes to all its runs, which are made after those of the runs."""
+    for key in overrides:
+        if any(key in run.overrides for run in study.runs) or any(_touches(key, other) for other in study.grid):
+            raise UserError(f"{key} differs between the runs of this study, so it cannot be one value for all")
+    runs = [run.model_dump() | {"overrides": _in_turn(run.overrides, overrides)} for run in study.runs]
+    return study.model_dump() | {"overrides": _in_turn(study.overrides, overrides), "runs": runs}
+
+
+def _touches(key: str, other: str) -> bool:
+    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
+
+
+def dump_study(study: Study) -> str:
+    """The study as YAML that runs again as it is."""
+    return yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, width=120)
+
+
+def _text(name: str) -> tuple[str, str]:
+    path = Path(name).expanduser()
+    if path.suffix not in (".yaml", ".yml"):
+        if name not in packaged_studies():
+            raise UserError(f"no study is called '{name}'{suggestion(name, packaged_studies())}")
+        return (resources.files("tico_ssl") / "recipes" / "studies" / f"{name}.yaml").read_text(
+            "utf-8"
+        ), f"study {name}"
+    if not path.is_file():
+        raise UserError(f"there is no study file {name}")
+    try:
+        return path.read_text(encoding="utf-8"), name
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name}: not a text in UTF-8 ({error})") from error

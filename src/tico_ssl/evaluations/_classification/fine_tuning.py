@@ -1,0 +1,48 @@
+"""A copy of a backbone trained together with a classifier, and its accuracy on the test images."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from tico_ssl.config.views import shorter_side
+from tico_ssl.evaluations._classification.settings import Rate, Settings
+from tico_ssl.evaluations._classification.training import Job, classes_of, train_classifier
+from tico_ssl.evaluations._context import Context
+from tico_ssl.features.extraction import extract
+from tico_ssl.features.scores import top_accuracies
+from tico_ssl.networks.backbones import Backbone
+from tico_ssl.results.record import Numbers
+
+
+class FineTuning(Settings):
+    """Two rates: one for the backbone, one for the classifier, which begins from nothing."""
+
+    lr_backbone: Rate = 0.01
+    """Learning rate of the backbone for this batch size."""
+    lr_head: Rate = 0.1
+    """Learning rate of the classifier for this batch size."""
+
+
+def fine_tuned(
+    context: Context,
+    settings: FineTuning,
+    name: str,
+    title: str,
+    place: Path | None,
+    subset: Tensor | None = None,
+    keep: Callable[[Backbone, nn.Module], None] | None = None,
+) -> Numbers:
+    """Train all of a backbone on some of the training images (None: all), and test it. `keep` gets what was trained."""
+    backbone = copy.deepcopy(context.backbones[name]).requires_grad_(True)
+    images = context.training_images(shorter_side([settings.policy()], backbone.image_size))
+    images = images if subset is None else images.subset(subset)
+    checkpoint = None if place is None else place.with_name(f"{place.name}.pt")
+    job = Job(title, images, classes_of(context.train, context.test), settings, context.device, checkpoint)
+    classifier = train_classifier(job, backbone, [settings.lr_head], settings.lr_backbone)
+    if keep is not None:
+        keep(classifier.backbone, classifier.heads[0])
+    tested, places = extract(classifier.backbone, context.test, context.device)
+    assert context.test.labels is not None
+    return top_accuracies(classifier.scores(tested)[0], context.test.labels[places])

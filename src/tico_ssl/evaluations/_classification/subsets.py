@@ -1,0 +1,54 @@
+"""Which of the labelled images a protocol may use: a share or a number of every class, or those that a list names."""
+
+from pathlib import Path, PurePath
+
+import torch
+from torch import Tensor
+
+from tico_ssl.data.names import printable
+from tico_ssl.data.source import Source
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.randomness import generator
+
+
+def class_orders(labels: Tensor, seed: int) -> list[Tensor]:
+    """The places of each class that there is, in a random order: what every draw begins with."""
+    order = torch.randperm(len(labels), generator=generator(seed, "probe", 1))
+    return [order[labels[order] == label] for label in labels.unique()]
+
+
+def share_of_each(labels: Tensor, share: float, seed: int) -> Tensor:
+    """Places of a share of every class, one image at least. A smaller share is contained in a larger one."""
+    chosen = [members[: max(1, round(share * len(members)))] for members in class_orders(labels, seed)]
+    return torch.cat(chosen).sort().values
+
+
+def number_of_each(labels: Tensor, number: int, draw: int, seed: int) -> Tensor:
+    """Places of so many images of every class. Draws 0, 1, 2 ... have no image in common until a class runs out, from
+    where on they begin with it again."""
+    chosen = []
+    for members in class_orders(labels, seed):
+        places = torch.arange(draw * number, (draw + 1) * number) % len(members)
+        chosen.append(members[places])
+    return torch.cat(chosen).sort().values
+
+
+def listed(source: Source, path: str | Path) -> Tensor:
+    """Places of the images that a text file names, one a line: by their name alone, or with folders before it."""
+    path = Path(path).expanduser()
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()]
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    wanted = dict.fromkeys(line for line in lines if line)
+    if not wanted:
+        raise UserError(f"{path}: names no images")
+    names = [source.names(place) for place in range(len(source))]
+    known = {PurePath(name).name: place for place, name in enumerate(names)} | {n: i for i, n in enumerate(names)}
+    missing = [name for name in wanted if name not in known]
+    if missing:
+        raise UserError(
+            f"{path}: {len(missing):,} of {len(wanted):,} names are not among the {len(source):,} training images of "
+            f"{source.name}, for example {printable(missing[0])}"
+        )
+    return torch.tensor(sorted({known[name] for name in wanted}))

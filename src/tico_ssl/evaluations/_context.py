@@ -1,0 +1,167 @@
+"""What every protocol gets: backbones, images to judge them by, features extracted once; and the form of a result."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tico_ssl.config.section import Section
+from tico_ssl.data.source import Source
+from tico_ssl.data.sources import Given, open_source, open_training, shown
+from tico_ssl.features.cache import FeatureCache, images_digest
+from tico_ssl.features.extraction import needed_side, pixels
+from tico_ssl.features.frozen import Features, frozen_features
+from tico_ssl.features.splits import splits
+from tico_ssl.features.subjects import open_subject, untrained_twin
+from tico_ssl.networks.backbones import SMALL_IMAGE, Backbone
+from tico_ssl.results.record import Numbers, Result
+from tico_ssl.runtime import distributed
+from tico_ssl.runtime.device import choose_device
+from tico_ssl.runtime.files import write_atomically
+from tico_ssl.runtime.progress import say
+
+
+@dataclass
+class Context:
+    """A trained backbone, an untrained twin, and data to judge them by. Features are extracted once.
+
+    `cache` keeps features and `home` the state of long protocols from one command to the next, where there are such.
+    """
+
+    backbones: dict[str, Backbone]
+    train: Source
+    test: Source
+    data: dict[str, Any]
+    checkpoint: str
+    seed: int
+    device: torch.device = field(default_factory=choose_device)
+    cache: FeatureCache = field(default_factory=lambda: FeatureCache(None))
+    home: Path | None = None
+    reopen: Callable[[int], Source] | None = None
+    """The training images again, large JPEGs reduced only as far as the shorter side keeps so many pixels."""
+    run: Path | None = None
+    """The folder of the run that the backbone comes from, if it does: its recipe has views and a projector."""
+    kept: dict[Any, Any] = field(default_factory=dict)
+    """What one protocol has made and another may use, such as features of augmented views."""
+
+    @cached_property
+    def representations(self) -> list[str]:
+        """What is compared."""
+        small = self.train.images is not None and max(self.train.images.shape[-2:]) <= SMALL_IMAGE
+        return [*self.backbones, *(["pixels"] if small and self.test.images is not None else [])]
+
+    def labels(self, protocol: str) -> tuple[Tensor, Tensor]:
+        """The class of every training and test image, or a line that says what is missing, before any work is done."""
+        empty = torch.empty(0)
+        return Features(empty, empty, self.train.labels, self.test.labels).labels(protocol)
+
+    def features(self, representation: str, whole: bool = False) -> Features:
+        """Features of both splits under one representation: of central squares, or of whole images pressed into one."""
+        key = (representation, whole and not self._square)
+        if key not in self._features:
+            if representation == "pixels":
+                features = Features(pixels(self.train), pixels(self.test), self.train.labels, self.test.labels)
+            else:
+                backbone = self.backbones[representation]
+                features = frozen_features(backbone, self.train, self.test, self.device, self.cache, key[1])
+            self._features[key] = features
+        return self._features[key]
+
+    @cached_property
+    def _square(self) -> bool:
+        """Whether all images are as the network takes them, so that their centre is the whole."""
+        side = next(iter(self.backbones.values())).image_size
+        return all(s.images is not None and s.images.shape[-2:] == (side, side) for s in (self.train, self.test))
+
+    @cached_property
+    def _features(self) -> dict[tuple[str, bool], Features]:
+        return {}
+
+    def training_images(self, shorter: int) -> Source:
+        """For crops: images of one size are as they are, files are decoded so that their shorter side suffices."""
+        return self.train if self.train.images is not None or self.reopen is None else self.reopen(shorter)
+
+    def compare(
+        self,
+        protocol: str,
+        config: Section,
+        measure: Callable[[Features], Numbers],
+        representations: Sequence[str] | None = None,
+    ) -> Result:
+        """The same measurement on every representation."""
+        start = perf_counter()
+        names = self.representations if representations is None else representations
+        numbers = {name: measure(self.features(name)) for name in names}
+        return self.result(protocol, config, numbers, perf_counter() - start)
+
+    def result(
+        self, protocol: str, config: Section, numbers: dict[str, Numbers], seconds: float, **about_data: Any
+    ) -> Result:
+        """A result with everything that it depends on."""
+        settings, data = config.model_dump(mode="json"), self.data | about_data
+        return Result(protocol, settings, data, self.checkpoint, self.seed, numbers, round(seconds, 2))
+
+    def part(self, protocol: str, config: Section, name: str, make: Callable[[Path | None], Numbers]) -> Numbers:
+        """The numbers of a part of a long protocol. One that has been finished is not made again; `make` gets a place,
+        without a suffix, for a checkpoint of one that has not."""
+        if self.home is None:
+            return make(None)
+        decisive = [config.model_dump(mode="json"), self.data, self.checkpoint, self.seed, self._images]
+        short = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:8]
+        place = self.home / "evaluations" / f"{protocol}-{short}" / name
+        finished = place.with_name(f"{name}.json")
+        if finished.is_file():
+            say(f"{protocol} {name}: already made, {finished}")
+            kept: Numbers = json.loads(finished.read_text(encoding="utf-8"))
+            return kept
+        numbers = make(place)
+        if distributed.is_main():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(finished, json.dumps(numbers) + "\n")
+            for suffix in (".pt", ".jsonl"):  # what it would have gone on with
+                place.with_name(name + suffix).unlink(missing_ok=True)
+        return numbers
+
+    @cached_property
+    def _images(self) -> list[str | None]:
+        return [images_digest(source, self.cache.places) for source in (self.train, self.test)]
+
+
+def open_context(run: str | Path, data: Given | None = None, cache: bool = False) -> Context:
+    """Backbones and data of a run, a file or a model by name, ready for protocols. With `cache`, features and the state
+    of long protocols are kept in the run's folder."""
+    subject = open_subject(run, data)
+    backbone, config, seed, device = subject.backbone, subject.data, subject.seed, choose_device()
+    channels, shorter = backbone.config.channels, needed_side(backbone)
+    test = open_source(config, "test", channels, shorter)
+
+    def training(shorter: int) -> tuple[Source, Source, str]:
+        return splits(open_training(config, channels, shorter), test, seed)
+
+    train, test_images, how = training(shorter)
+    twin = untrained_twin(backbone, train, seed, device)
+    backbones = {"trained": backbone, "untrained": twin} if subject.trained else {"untrained": twin}
+    described = {"source": shown(config), "train": len(train), "test": len(test_images), "split": how}
+    places = (config.source,) if isinstance(config.source, str) else tuple(config.source)
+    return Context(
+        backbones,
+        train,
+        test_images,
+        described,
+        subject.checkpoint,
+        seed,
+        device,
+        FeatureCache(subject.home / "features" if cache else None, places, config.reduced_decoding),
+        subject.home if cache else None,
+        lambda shorter: training(shorter)[0],
+        subject.home if Path(run).expanduser().is_dir() else None,
+    )
+
+

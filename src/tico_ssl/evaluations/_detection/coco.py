@@ -1,0 +1,104 @@
+"""Data in COCO's format: annotations/instances_train2017.json with train2017/, or train/_annotations.coco.json."""
+
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from tico_ssl.data.listings import read_json
+from tico_ssl.evaluations._detection.pictures import Instance, Listing, Picture, Pictures
+from tico_ssl.runtime.errors import UserError
+
+TEST_NAMES = ("val", "valid", "validation", "test")
+
+
+def find_coco(root: Path) -> tuple[Path, Path | None] | None:
+    """The files that list the training and, if there is one, the test split."""
+    folder = root / "annotations" if (root / "annotations").is_dir() else root
+    named = {
+        match[1]: file
+        for file in sorted([*folder.glob("instances_*.json"), *root.glob("*/_annotations.coco.json")])
+        if (match := re.fullmatch(r"(?:instances_)?(.+)", file.stem if file.parent == folder else file.parent.name))
+    }
+    training = sorted(name for name in named if re.fullmatch(r"train\d*", name))
+    if not training:
+        return None
+    train = training[-1]  # of several years the latest
+    year = train.removeprefix("train")
+    test = next((named[name + year] for name in TEST_NAMES if name + year in named), None)
+    return named[train], test
+
+
+def open_coco(train: Path, test: Path | None) -> tuple[Pictures, Pictures | None]:
+    """Both splits. Categories are those of the training split, in the order of their numbers, which may have gaps."""
+    first = read_json(train)
+    names = {row["id"]: row["name"] for row in _rows(train, first, "categories", id=int, name=str)}
+    if not names:
+        raise UserError(f"{train}: has no categories")
+    numbers = sorted(names)
+    labels = {number: label for label, number in enumerate(numbers, 1)}
+    classes = tuple(names[number] for number in numbers)
+    splits = [
+        Pictures(f"{file.parent.name}/{file.name}", _read(file, content, labels), classes, "coco")
+        for file, content in ((train, first), *([] if test is None else [(test, read_json(test))]))
+    ]
+    return splits[0], splits[1] if len(splits) > 1 else None
+
+
+def _read(file: Path, content: Any, labels: dict[int, int]) -> list[Picture]:
+    images = list(_rows(file, content, "images", id=int, file_name=str, width=int, height=int))
+    known = {row["id"] for row in images}
+    if len(known) != len(images):
+        raise UserError(f"{file}: two images have the same id")
+    instances: dict[int, list[Instance]] = defaultdict(list)
+    for row in _rows(file, content, "annotations", image_id=int, category_id=int, bbox=list):
+        if row["image_id"] not in known:
+            raise UserError(f"{file}: annotation {row.get('id')} is of image {row['image_id']}, which is not listed")
+        if row["category_id"] not in labels:
+            raise UserError(
+                f"{file}: annotation {row.get('id')} is of category {row['category_id']}, which is not listed"
+            )
+        instances[row["image_id"]].append(_instance(file, row, labels[row["category_id"]]))
+    folder, listing = _image_folder(file, images), Listing()
+    return [
+        Picture(
+            listing.require(folder / row["file_name"], file), row["width"], row["height"], tuple(instances[row["id"]])
+        )
+        for row in images
+    ]
+
+
+def _instance(file: Path, row: dict[str, Any], label: int) -> Instance:
+    box = row["bbox"]
+    if len(box) != 4 or not all(isinstance(value, int | float) for value in box):
+        raise UserError(f"{file}: annotation {row.get('id')}: bbox needs left, top, width and height, has {box}")
+    left, top, width, height = map(float, box)
+    area = row.get("area", width * height)
+    outline = row.get("segmentation") or None
+    if isinstance(outline, list):  # a polygon of fewer than three corners has no inside
+        outline = [ring for ring in outline if isinstance(ring, list) and len(ring) >= 6 and len(ring) % 2 == 0] or None
+    elif outline is not None and not (isinstance(outline, dict) and {"counts", "size"} <= outline.keys()):
+        raise UserError(f"{file}: annotation {row.get('id')}: segmentation needs polygons or a run-length code")
+    return Instance(label, (left, top, left + width, top + height), outline, float(area), bool(row.get("iscrowd")))
+
+
+def _image_folder(file: Path, images: list[dict[str, Any]]) -> Path:
+    """Where the images of a list lie: beside it, in the folder of the split's name, or in one called images."""
+    split, root = file.stem.removeprefix("instances_"), file.parent.parent
+    places = [file.parent, root / split, root / "images" / split, root / "images", root]
+    if not images:
+        raise UserError(f"{file}: lists no images")
+    first = images[0]["file_name"]
+    return next((place for place in places if (place / first).is_file()), root / split)
+
+
+def _rows(file: Path, content: Any, table: str, **fields: type) -> list[dict[str, Any]]:
+    """The entries of a list in a JSON file, each of which has these fields."""
+    rows = content.get(table) if isinstance(content, dict) else None
+    if not isinstance(rows, list):
+        raise UserError(f"{file}: needs a list called '{table}'")
+    for place, row in enumerate(rows):
+        for name, kind in fields.items():
+            if not isinstance(row, dict) or not isinstance(row.get(name), kind):
+                raise UserError(f"{file}: {table}[{place}] needs '{name}' ({kind.__name__})")
+    return rows

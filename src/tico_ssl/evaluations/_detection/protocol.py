@@ -1,0 +1,134 @@
+"""What the two evaluations share: a context with pictures instead of labelled images, and the comparison."""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tico_ssl.data.sources import Given, as_source
+from tico_ssl.evaluations._detection.outlines import coco_tools
+from tico_ssl.evaluations._detection.pictures import Splits, open_pictures
+from tico_ssl.evaluations._detection.settings import RESULTLESS, Settings
+from tico_ssl.evaluations._detection.training import Job, train
+from tico_ssl.features.subjects import Subject, fresh_twin, open_subject
+from tico_ssl.results.record import Result
+from tico_ssl.runtime import distributed
+from tico_ssl.runtime.device import choose_device
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.files import write_atomically
+from tico_ssl.runtime.progress import say
+
+POLL_SECONDS = 5.0  # between two looks whether another command is done
+
+
+@dataclass
+class PictureContext:
+    """A backbone to judge and pictures with objects. Detectors are kept in the backbone's own folder."""
+
+    subject: Subject
+    splits: Splits
+    source: str
+    device: torch.device = field(default_factory=choose_device)
+
+
+def open_picture_context(run: str | Path, data: Given | None = None) -> PictureContext:
+    """The backbone of a run, and a COCO or VOC folder."""
+    source = None if data is None else as_source(data)
+    if not isinstance(source, str):
+        raise UserError("detection and segmentation need --data: one folder in COCO's or VOC's layout")
+    subject = open_subject(run, data)
+    if (channels := subject.backbone.config.channels) not in (1, 3):
+        raise UserError(f"detection needs images of 1 or 3 channels, the backbone takes {channels}")
+    return PictureContext(subject, open_pictures(source, subject.seed), source)
+
+
+def compare(context: PictureContext, protocol: str, settings: Settings, masks: bool) -> Result:
+    """The same training with the pretrained backbone and with a random one. The same command goes on where it was."""
+    begun = time.perf_counter()
+    splits, subject = context.splits, context.subject
+    if splits.train.rule == "coco" or masks:
+        coco_tools()
+    if masks and not all(split.has_outlines for split in (splits.train, splits.test)):
+        raise UserError(f"{context.source}: segmentation needs outlines of objects, and there are none")
+    home = subject.home / protocol / _name(context, settings)
+    if distributed.is_main():
+        home.mkdir(parents=True, exist_ok=True)
+        described = {"settings": settings.model_dump(mode="json"), "data": context.source}
+        write_atomically(home / "settings.json", json.dumps(described, indent=2) + "\n")
+    distributed.barrier()
+    say(f"writing to {home}")
+    backbones = {"trained": subject.backbone} if subject.trained else {}
+    backbones["untrained"] = fresh_twin(subject.backbone, settings.seed)
+    made = {}
+    while left := [name for name in backbones if name not in made]:
+        with claim(home, left) as name:
+            job = Job(f"{protocol} {name}", splits, settings, masks, home / name, context.device)
+            made[name] = train(job, backbones[name])
+    numbers = {name: made[name] for name in backbones}
+    data = {
+        "source": context.source,
+        "train": len(splits.train),
+        "test": len(splits.test),
+        "split": splits.how,
+        "classes": len(splits.train.classes),
+        "rule": splits.test.rule,
+    }
+    written = settings.model_dump(mode="json")
+    seconds = round(time.perf_counter() - begun, 2)
+    return Result(protocol, written, data, subject.checkpoint, settings.seed, numbers, seconds)
+
+
+@contextmanager
+def claim(home: Path, names: Sequence[str]) -> Iterator[str]:
+    """One of the names that no other command is at work on, as soon as there is one, and for as long as this lasts.
+
+    So the same command, given twice, trains both backbones at a time, and each ends with both results. Where the system
+    has no locks that end with their process, every name is free.
+    """
+    with ExitStack() as stack:
+        told = False
+        while (name := distributed.everyone(_free(home, names, stack))[0]) is None:
+            if not told:
+                say(f"waiting for {names[0]}, which another command trains")
+                told = True
+            time.sleep(POLL_SECONDS)
+        yield name
+
+
+def _free(home: Path, names: Sequence[str], stack: ExitStack) -> str | None:
+    """The first name that is not locked, which it is from now on. The main process decides."""
+    if not distributed.is_main():
+        return None
+    try:
+        import fcntl
+    except ImportError:
+        return names[0]
+    for name in names:
+        (home / name).mkdir(exist_ok=True)
+        file = (home / name / "lock").open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+        else:
+            stack.enter_context(file)
+            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)  # closing alone would leave it to forked workers
+            return name
+    return None
+
+
+def _name(context: PictureContext, settings: Settings) -> str:
+    """A short name for all that decides the weights, so that another setting begins anew beside this one."""
+    decisive: Sequence[Any] = [
+        settings.model_dump(mode="json", exclude=RESULTLESS),
+        str(Path(context.source).expanduser().resolve()),
+        context.subject.checkpoint,
+        len(context.splits.train),
+    ]
+    return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:8]

@@ -1,0 +1,128 @@
+"""Evaluate a backbone by one protocol or many."""
+
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tico_ssl.config import catalogue
+from tico_ssl.config.section import validate
+from tico_ssl.data.sources import Given, as_source
+from tico_ssl.evaluations._context import open_context
+from tico_ssl.features.subjects import home_of, import_model
+from tico_ssl.results.record import Result
+from tico_ssl.results.run_folder import Run
+from tico_ssl.runtime import distributed
+from tico_ssl.runtime.device import choose_device
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.json_lines import append_json_line
+from tico_ssl.runtime.progress import say
+
+ALL = "all"
+
+
+def evaluate(
+    run: str | Path,
+    protocol: str,
+    data: Given | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    weights: str | Path | None = None,
+    cache: bool = True,
+) -> Result:
+    """Judge a run, a backbone file or a model by name by a protocol; the result is also added to its results.jsonl."""
+    subject = run if weights is None else import_model(run, weights, data)
+    return evaluate_all(subject, [protocol], data, overrides, cache)[0]
+
+
+def evaluate_all(
+    run: str | Path,
+    protocols: Sequence[str],
+    data: Given | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    cache: bool = True,
+) -> list[Result]:
+    """The same by several protocols; those that need the same context share it. An override `few-shot.draws` is for one
+    protocol, `seed` for all that have it. `all` is every protocol that the data allow; the others are named with a
+    reason."""
+    everything = ALL in protocols
+    chosen = catalogue.entries("evaluations") if everything else list(protocols)
+    given = overrides_by_protocol(chosen, overrides or {})
+    for protocol in chosen:  # a misspelt name or key is said before the work begins
+        _config(protocol, given[protocol])
+    with distributed.session(choose_device()):  # one for all of them: processes do not meet twice under one launcher
+        results = list(_results(run, chosen, data, given, cache, everything))
+    if not results:
+        raise UserError(f"{shown_data(data)}: there is no protocol that these data allow")
+    return results
+
+
+def _results(
+    run: str | Path,
+    protocols: Sequence[str],
+    data: Given | None,
+    given: Mapping[str, Mapping[str, Any]],
+    cache: bool,
+    lenient: bool,
+) -> Iterator[Result]:
+    """One protocol after the other; a lenient evaluation goes on after one that the data do not allow."""
+    contexts: dict[Callable[..., Any], Any] = {}
+    for protocol in protocols:
+        module = catalogue.load("evaluations", protocol)
+        opener = getattr(module, "open_context", open_context)
+        try:
+            if lenient and hasattr(module, "NOT_IN_ALL"):
+                raise UserError(module.NOT_IN_ALL)
+            if opener not in contexts:
+                contexts[opener] = open_context(run, data, cache) if opener is open_context else opener(run, data)
+            result = evaluate_with(contexts[opener], run, protocol, given[protocol])
+        except UserError as reason:
+            if not lenient:
+                raise
+            say(f"left out {protocol}: {reason}")
+        else:
+            yield result
+
+
+def overrides_by_protocol(protocols: Sequence[str], overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Settings of each protocol: those without a protocol's name before them are for all that have such a setting."""
+    given: dict[str, dict[str, Any]] = {protocol: {} for protocol in protocols}
+    fields = {name: catalogue.load("evaluations", name).Config.model_fields for name in protocols}
+    for key, value in overrides.items():
+        name, _, inner = key.partition(".")
+        if inner and name in given:
+            given[name][inner] = value
+            continue
+        for protocol in [name for name in protocols if key in fields[name]] or protocols:  # nobody's: an error for all
+            given[protocol][key] = value
+    return given
+
+
+def shown_data(data: Given | None) -> str:
+    """What was given as data, in a line."""
+    named = None if data is None else as_source(data)
+    return "the run's data" if named is None else named if isinstance(named, str) else " + ".join(named)
+
+
+def evaluate_with(context: Any, run: str | Path, protocol: str, overrides: Mapping[str, Any] | None = None) -> Result:
+    """By one protocol, with a context at hand. Several processes make one result."""
+    config = _config(protocol, overrides)
+    with distributed.session(context.device):
+        result: Result = catalogue.load("evaluations", protocol).run(context, config)
+        if distributed.is_main():
+            _keep(result, home_of(run))
+    return result
+
+
+def _keep(result: Result, home: Path) -> None:
+    """What has been measured is not lost because a folder cannot be written to."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        append_json_line(Run(home).results_file, asdict(result))
+    except OSError as error:
+        say(f"the result of {result.protocol} is not kept: {error}")
+
+
+def _config(protocol: str, overrides: Mapping[str, Any] | None) -> Any:
+    module = catalogue.load("evaluations", protocol)
+    return validate(module.Config, dict(overrides or {}), f"evaluation {protocol}")

@@ -1,0 +1,93 @@
+"""Features of augmented views: several of each image, the same views for every backbone."""
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tico_ssl.config.section import Section, validate
+from tico_ssl.config.views import ViewPolicy, named_policy, shorter_side
+from tico_ssl.data.source import Source
+from tico_ssl.evaluations._context import Context
+from tico_ssl.features.extraction import BATCH, raw_batches
+from tico_ssl.networks.backbones import SMALL_IMAGE, Backbone
+from tico_ssl.results.run_folder import open_run
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.progress import track
+from tico_ssl.runtime.randomness import generator
+from tico_ssl.views.executor import Views
+
+DRAW = 10  # the number, among those of the purpose "probe", of these views' draws
+
+
+class ViewSettings(Section):
+    """Which images, and which views of them."""
+
+    images: Annotated[int, Field(ge=2)] = 1_000
+    """At most this many training images, evenly spaced."""
+    policy: str | None = None
+    """A packaged policy (`tico list views`); by default the run's own views, or BYOL's without a run."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of the views."""
+
+
+def views_of_images(context: Context, settings: ViewSettings, number: int, protocol: str) -> dict[str, Tensor]:
+    """For each backbone the features (images, number, width) of so many views of each image."""
+    policies = _policies(context, settings.policy)
+    chosen = [policies[i % len(policies)] for i in range(number)]
+    backbone = next(iter(context.backbones.values()))
+    source = context.training_images(shorter_side(chosen, backbone.image_size)).limited(settings.images)
+    if len(source) < 2:
+        raise UserError(f"{protocol} compares images, and there is {len(source)}")
+    made = []
+    for place, policy in enumerate(chosen):
+        key = ("view", place, policy, settings.images, settings.seed)
+        if key not in context.kept:
+            label = f"{protocol}: view {place + 1} of {number}"
+            context.kept[key] = _one_view(
+                context.backbones, source, policy, settings.seed, place, context.device, label
+            )
+        made.append(context.kept[key])
+    return {name: torch.stack([view[name] for view in made], dim=1) for name in context.backbones}
+
+
+def _policies(context: Context, name: str | None) -> list[ViewPolicy]:
+    """Those whose views are images of the size that the backbone takes; they take turns."""
+    size = next(iter(context.backbones.values())).image_size
+    if name is None and context.run is not None:
+        given = list(open_run(context.run).recipe().views)
+    else:
+        name = name or ("byol-small" if size <= SMALL_IMAGE else "byol")
+        given = [validate(ViewPolicy, values, f"views {name}") for values in named_policy(name)]
+    fitting = [policy for policy in given if policy.side(size) == size and not policy.jigsaw]
+    if not fitting:
+        raise UserError(f"no view of this recipe is one image of {size} pixels: name a policy, such as policy=byol")
+    return [policy.model_copy(update={"count": 1}) for policy in fitting]
+
+
+@torch.no_grad()
+def _one_view(
+    backbones: dict[str, Backbone],
+    source: Source,
+    policy: ViewPolicy,
+    seed: int,
+    number: int,
+    device: torch.device,
+    label: str,
+) -> dict[str, Tensor]:
+    """A view of every image through every backbone, in evaluation mode. It depends on nothing but seed and number."""
+    like = next(iter(backbones.values()))
+    make = Views([policy], like.image_size, like.mean, like.std)
+    features: dict[str, list[Tensor]] = {name: [] for name in backbones}
+    for backbone in backbones.values():
+        backbone.eval().to(device)
+    for images, places in track(raw_batches(source), -(-len(source) // BATCH), label):
+        uniforms = make.draw(len(images), generator(seed, "probe", DRAW, number, places[0])).to(device)
+        (view,) = make(images.to(device) if isinstance(images, Tensor) else images, uniforms)
+        view = view.contiguous(memory_format=torch.channels_last)  # a third faster on a CPU
+        for name, backbone in backbones.items():
+            features[name].append(backbone(view).cpu())
+    if not any(features.values()):
+        raise UserError(f"{source.name}: not one of the {len(source)} images can be read")
+    return {name: torch.cat(parts) for name, parts in features.items()}

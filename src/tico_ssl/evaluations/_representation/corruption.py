@@ -1,0 +1,122 @@
+"""Common corruptions of images, as pure functions on batches of uint8 (N, C, H, W).
+
+Kinds and severities are those of Hendrycks and Dietterich (2019), for the nearest size that they defined: CIFAR-10-C up
+to 32 pixels, Tiny ImageNet-C up to 64, ImageNet-C above. What needs photographs of frost, ImageMagick or OpenCV is not
+here. Values are rounded to bytes, where theirs are cut off.
+"""
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from tico_ssl.runtime.errors import UserError, suggestion
+
+SEVERITIES = (1, 2, 3, 4, 5)
+SIZES = (32, 64, 224)  # pixels, for which there are severities
+TRUNCATE = 4.0  # standard deviations, beyond which a Gaussian is cut off
+
+# For each corruption its strength at severity 1 to 5, for each of the sizes.
+STRENGTHS: dict[str, tuple[tuple[float, ...], ...]] = {
+    "gaussian-noise": ((0.04, 0.06, 0.08, 0.09, 0.10), (0.04, 0.08, 0.12, 0.15, 0.18), (0.08, 0.12, 0.18, 0.26, 0.38)),
+    "shot-noise": ((500, 250, 100, 75, 50), (250, 100, 50, 30, 15), (60, 25, 12, 5, 3)),
+    "impulse-noise": ((0.01, 0.02, 0.03, 0.05, 0.07), (0.01, 0.02, 0.05, 0.08, 0.14), (0.03, 0.06, 0.09, 0.17, 0.27)),
+    "gaussian-blur": ((0.4, 0.6, 0.7, 0.8, 1), (0.5, 0.75, 1, 1.25, 1.5), (1, 2, 3, 4, 6)),
+    "contrast": ((0.75, 0.5, 0.4, 0.3, 0.15), (0.4, 0.3, 0.2, 0.1, 0.05), (0.4, 0.3, 0.2, 0.1, 0.05)),
+    "brightness": ((0.05, 0.1, 0.15, 0.2, 0.3), (0.1, 0.2, 0.3, 0.4, 0.5), (0.1, 0.2, 0.3, 0.4, 0.5)),
+    "jpeg": ((80, 65, 58, 50, 40), (65, 58, 50, 40, 25), (25, 18, 15, 10, 7)),
+    "pixelate": ((0.95, 0.9, 0.85, 0.75, 0.65), (0.9, 0.8, 0.7, 0.6, 0.5), (0.6, 0.5, 0.4, 0.3, 0.25)),
+}
+
+
+def strength(name: str, severity: int, size: int) -> float:
+    """The parameter of a corruption for images of a size."""
+    if name not in STRENGTHS:
+        raise UserError(f"no corruption is called '{name}'{suggestion(name, STRENGTHS)}")
+    row = next((i for i, known in enumerate(SIZES) if size <= known), len(SIZES) - 1)
+    return STRENGTHS[name][row][severity - 1]
+
+
+def corrupt(images: Tensor, name: str, severity: int, generator: torch.Generator) -> Tensor:
+    """Corrupted images, uint8 as before and on the CPU; the generator's state decides the noise."""
+    amount = strength(name, severity, max(images.shape[-2:]))
+    if name in ON_BYTES:
+        return ON_BYTES[name](images, amount)
+    return (ON_VALUES[name](images.float() / 255, amount, generator).clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def _gaussian_noise(x: Tensor, deviation: float, generator: torch.Generator) -> Tensor:
+    return x + deviation * torch.randn(x.shape, generator=generator)
+
+
+def _shot_noise(x: Tensor, photons: float, generator: torch.Generator) -> Tensor:
+    return torch.poisson(x * photons, generator=generator) / photons
+
+
+def _impulse_noise(x: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Salt and pepper: so many of the values become one or zero, with equal chances."""
+    drawn = torch.rand(x.shape, generator=generator)
+    return torch.where(drawn < share, (drawn < share / 2).to(x.dtype), x)
+
+
+def _gaussian_blur(x: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
+    """Separable; beyond the edge the outermost pixel goes on."""
+    radius = int(TRUNCATE * sigma + 0.5)
+    kernel = torch.exp(-0.5 * (torch.arange(-radius, radius + 1) / sigma).square())
+    kernel = kernel / kernel.sum()
+    flat = F.pad(x.flatten(0, 1).unsqueeze(1), [radius] * 4, mode="replicate")
+    return F.conv2d(F.conv2d(flat, kernel.view(1, 1, -1, 1)), kernel.view(1, 1, 1, -1)).view(x.shape)
+
+
+def _contrast(x: Tensor, factor: float, generator: torch.Generator) -> Tensor:
+    """About the mean of each channel."""
+    mean = x.mean(dim=(2, 3), keepdim=True)
+    return (x - mean) * factor + mean
+
+
+def _brightness(x: Tensor, added: float, generator: torch.Generator) -> Tensor:
+    """Added to the value of HSV, which is the largest channel; hue and saturation stay."""
+    value = x.amax(dim=1, keepdim=True)
+    brighter = (value + added).clamp_max(1)
+    return torch.where(value > 0, x * (brighter / value.clamp_min(1e-6)), brighter)
+
+
+def _jpeg(images: Tensor, quality: float) -> Tensor:
+    def through(picture: Image.Image) -> Image.Image:
+        file = io.BytesIO()
+        picture.save(file, "JPEG", quality=int(quality))
+        return Image.open(file)
+
+    return _each(images, through)
+
+
+def _pixelate(images: Tensor, share: float) -> Tensor:
+    height, width = images.shape[-2:]
+    small = max(1, int(width * share)), max(1, int(height * share))
+    box = Image.Resampling.BOX
+    return _each(images, lambda picture: picture.resize(small, box).resize((width, height), box))
+
+
+def _each(images: Tensor, change: Callable[[Image.Image], Image.Image]) -> Tensor:
+    """Every image through Pillow; of images without colours, every channel."""
+    if images.shape[1] == 3:
+        pictures = (Image.fromarray(image) for image in images.permute(0, 2, 3, 1).contiguous().numpy())
+        return torch.from_numpy(np.stack([np.asarray(change(p)) for p in pictures])).permute(0, 3, 1, 2).contiguous()
+    pictures = (Image.fromarray(image) for image in images.flatten(0, 1).contiguous().numpy())
+    return torch.from_numpy(np.stack([np.asarray(change(p)) for p in pictures])).view(images.shape)
+
+
+ON_VALUES: dict[str, Callable[[Tensor, float, torch.Generator], Tensor]] = {
+    "gaussian-noise": _gaussian_noise,
+    "shot-noise": _shot_noise,
+    "impulse-noise": _impulse_noise,
+    "gaussian-blur": _gaussian_blur,
+    "contrast": _contrast,
+    "brightness": _brightness,
+}
+ON_BYTES: dict[str, Callable[[Tensor, Any], Tensor]] = {"jpeg": _jpeg, "pixelate": _pixelate}

@@ -1,0 +1,74 @@
+"""The projector of a run, which is thrown away after training: where the loss acts, and where collapse begins."""
+
+import pickle
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tico_ssl.config import catalogue
+from tico_ssl.evaluations._context import Context
+from tico_ssl.networks.backbones import build_backbone
+from tico_ssl.networks.batch_norm import calibrate
+from tico_ssl.results.run_folder import open_run
+from tico_ssl.runtime.progress import say
+from tico_ssl.runtime.randomness import derived_seed
+
+CHUNK = 4_096
+CALIBRATION = 2_560  # features for the untrained projector's BatchNorm, as many as images for its backbone's
+
+
+@torch.no_grad()
+def embeddings(context: Context, features: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What the projectors, trained and untrained, make of features (..., width): embeddings (..., dim) of length one.
+
+    Empty where there is no run, its method has no projector, or its checkpoint has been deleted.
+    """
+    found = {}
+    for name, projector in _projectors(context).items():
+        flat = features[name].flatten(0, -2)
+        projected = torch.cat([projector(part.to(context.device)).cpu() for part in flat.split(CHUNK)])
+        found[name] = F.normalize(projected, dim=1).unflatten(0, features[name].shape[:-1])
+    return found
+
+
+def _projectors(context: Context) -> dict[str, nn.Module]:
+    if "projectors" not in context.kept:
+        context.kept["projectors"] = _read(context)
+    kept: dict[str, nn.Module] = context.kept["projectors"]
+    return kept
+
+
+def _read(context: Context) -> dict[str, nn.Module]:
+    if context.run is None:
+        return {}
+    run = open_run(context.run)
+    if not run.checkpoint_file.is_file():
+        say(f"no numbers of the embedding: {run.checkpoint_file} is not there")
+        return {}
+    fresh, trained = _fresh(context), _fresh(context)
+    if fresh is None or trained is None:
+        return {}
+    try:
+        state = torch.load(run.checkpoint_file, map_location="cpu", weights_only=True)["method"]
+        prefix = "projector."
+        trained.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+    except (OSError, RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as error:
+        say(f"no numbers of the embedding: {run.checkpoint_file} cannot be read ({str(error).splitlines()[0]})")
+        return {}
+    sample = context.features("untrained").train[:CALIBRATION].to(context.device)
+    calibrate(fresh.to(context.device), sample.split(256))
+    return {"trained": trained.to(context.device).eval(), "untrained": fresh}
+
+
+def _fresh(context: Context) -> nn.Module | None:
+    """The projector as it is before training."""
+    assert context.run is not None
+    recipe = open_run(context.run).recipe()
+    data = recipe.data
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derived_seed(recipe.training.seed, "weights"))
+        backbone = build_backbone(recipe.backbone, data.image_size, data.mean, data.std)
+        method = catalogue.load("methods", recipe.method.name).build(recipe.method, backbone)
+    projector = getattr(method, "projector", None)
+    return projector if isinstance(projector, nn.Module) else None

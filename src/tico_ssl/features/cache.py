@@ -1,0 +1,142 @@
+"""Features on disk, so that a second protocol or a second command does not extract them again.
+
+A file's name is a digest of all that decides what is in it: the weights, the images, what is cut from them, and where
+they were computed. So nothing can be stale, and a file may be deleted at any time. One that is damaged is made anew.
+"""
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tico_ssl.data.source import Source
+from tico_ssl.features.extraction import Extracted, extract, needed_side
+from tico_ssl.networks.backbones import Backbone
+from tico_ssl.runtime import distributed
+from tico_ssl.runtime.files import written_atomically
+from tico_ssl.runtime.progress import say
+
+VERSION = 1  # of what a file holds: raise it when the same key would mean other numbers
+PIECE = 1024  # images that are hashed at a time
+ARCHIVES = (".tar", ".parquet", ".tico")
+
+
+def weights_digest(backbone: Backbone) -> str:
+    """Of a backbone's parameters, buffers and description."""
+    text = json.dumps([backbone.config.model_dump(mode="json"), backbone.image_size, backbone.mean, backbone.std])
+    found = hashlib.sha256(text.encode())
+    for name, value in backbone.state_dict().items():
+        found.update(name.encode())
+        found.update(_bytes(value))
+    return found.hexdigest()[:16]
+
+
+def images_digest(source: Source, places: Sequence[str] = ()) -> str | None:
+    """What is known of the images without reading them all: their content where they are in memory, else names, sizes
+    and times of their files, or of the archives at `places`. None where there is nothing to go by."""
+    found = hashlib.sha256()
+    if source.images is not None and not source.mapped:
+        found.update(str(tuple(source.images.shape[1:])).encode())
+        for piece in torch.arange(len(source)).split(PIECE):
+            found.update(_bytes(source.take(piece)))
+    elif source.files is not None:
+        _add_files(found, (source.files(place) for place in range(len(source))))
+    else:
+        archives = [file for place in places for file in _archives(Path(place).expanduser())]
+        if not archives:
+            return None
+        _add_files(found, archives)
+        if source.rows is not None:
+            found.update(_bytes(source.rows))
+        for place in range(len(source)):
+            found.update(os.fsencode(source.names(place)) + b"\0")
+    return found.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class FeatureCache:
+    """Extracts features, or reads them from a folder. Without a folder it always extracts."""
+
+    folder: Path | None
+    places: tuple[str, ...] = ()
+    """Where the data lie, as a user names them: archives are recognised by their size and time."""
+    reduced_decoding: bool = True
+    """Whether large JPEGs are decoded at a fraction of their size."""
+
+    def extract(
+        self, backbone: Backbone, source: Source, device: torch.device, label: str | None = None, whole: bool = False
+    ) -> Extracted:
+        """The features of a source, as `features.extract` makes them."""
+        file = self._file(backbone, source, device, whole)
+        if file is not None and (kept := _read(file)) is not None:
+            return kept
+        made = extract(backbone, source, device, label, whole)
+        if file is not None and distributed.is_main():
+            _write(file, made)
+        return made
+
+    def _file(self, backbone: Backbone, source: Source, device: torch.device, whole: bool) -> Path | None:
+        if self.folder is None or (images := images_digest(source, self.places)) is None:
+            return None
+        seen = {"whole": whole, "shorter": needed_side(backbone) if self.reduced_decoding else None}
+        computed = {"device": device.type, "precision": "float32"}
+        key = json.dumps([VERSION, weights_digest(backbone), images, seen, computed], sort_keys=True)
+        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.safetensors"
+
+
+def _read(file: Path) -> Extracted | None:
+    """What a file holds, if all of it is there and nothing is damaged."""
+    if not file.is_file():
+        return None
+    try:
+        with safe_open(file, framework="pt") as opened:
+            checksum = (opened.metadata() or {}).get("checksum")
+            kept = Extracted(opened.get_tensor("features"), opened.get_tensor("places"))
+    except (SafetensorError, OSError):
+        return None
+    return kept if checksum == _checksum(kept) else None
+
+
+def _write(file: Path, made: Extracted) -> None:
+    """Whole or not at all. A folder that cannot be written to costs time, not the result."""
+    tensors = {"features": made.features.contiguous(), "places": made.places.contiguous()}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with written_atomically(file) as temporary:
+            save_file(tensors, temporary, metadata={"checksum": _checksum(made)})
+    except (OSError, SafetensorError) as error:
+        say(f"features are not kept for the next time: {error}")
+
+
+def _checksum(made: Extracted) -> str:
+    return f"{zlib.crc32(_bytes(made.places), zlib.crc32(_bytes(made.features)))} {made.features.dtype}"
+
+
+def _bytes(tensor: Tensor) -> Any:
+    """As something that can be hashed without a copy."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+
+
+def _archives(place: Path) -> list[Path]:
+    if place.is_dir():
+        return sorted(file for file in place.rglob("*") if file.suffix in ARCHIVES)
+    return [place] if place.is_file() else []
+
+
+def _add_files(found: "hashlib._Hash", files: Iterable[Path]) -> None:
+    for file in files:
+        try:
+            status = os.stat(file)  # noqa: PTH116 - a million Path objects would take seconds
+            known = f"{status.st_size} {status.st_mtime_ns}"
+        except OSError:
+            known = "missing"
+        found.update(os.fsencode(file) + f"\0{known}\0".encode())

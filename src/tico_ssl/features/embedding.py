@@ -1,0 +1,76 @@
+"""The features of images as a table: .npz, .csv or .parquet."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tico_ssl.data.names import printable
+from tico_ssl.data.sources import Given, open_training
+from tico_ssl.features.extraction import extract, needed_side
+from tico_ssl.features.subjects import data_config
+from tico_ssl.networks.storage import load_backbone
+from tico_ssl.runtime.device import choose_device
+from tico_ssl.runtime.errors import UserError
+
+
+def embed(run: str | Path, data: Given | None = None, out: str | Path = "features.npz") -> Path:
+    """Features of all images of a source with their names (and labels), as .npz, .csv or .parquet."""
+    out = Path(out).expanduser()
+    if out.suffix not in WRITERS:
+        raise UserError(f"{out}: features are written as {', '.join(sorted(WRITERS))}")
+    backbone = load_backbone(run)
+    config = data_config(run, data)
+    source = open_training(config, backbone.config.channels, needed_side(backbone))
+    features, places = extract(backbone, source, choose_device(), label="embedding")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    labels = None if source.labels is None else source.labels[places].numpy()
+    names = [printable(source.names(i)) for i in places.tolist()]
+    WRITERS[out.suffix](out, Table(names, labels, source.classes, features.numpy()))
+    return out
+
+
+class Table(NamedTuple):
+    """What is written: one row an image. Labels are one an image (N), several (N, classes), or absent."""
+
+    names: list[str]
+    labels: np.ndarray | None
+    classes: tuple[str, ...]
+    features: np.ndarray
+
+    def columns(self) -> dict[str, Any]:
+        """By name, each a list or an array."""
+        columns: dict[str, Any] = {"filename": self.names}
+        if self.labels is not None and self.labels.ndim == 1:
+            columns["label"] = self.labels
+        elif self.labels is not None:
+            classes = self.classes or range(self.labels.shape[1])
+            columns |= {f"label_{name}": values for name, values in zip(classes, self.labels.T, strict=True)}
+        return columns | {f"feature_{i}": values for i, values in enumerate(self.features.T)}
+
+
+def _write_npz(out: Path, table: Table) -> None:
+    arrays: dict[str, Any] = {"names": np.array(table.names), "features": table.features}
+    np.savez_compressed(out, **arrays if table.labels is None else arrays | {"labels": table.labels})
+
+
+def _write_csv(out: Path, table: Table) -> None:
+    import csv
+
+    columns = table.columns()
+    with out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values()))
+
+
+def _write_parquet(out: Path, table: Table) -> None:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UserError(f"{out}: parquet needs pyarrow: pip install 'tico-ssl[parquet]'") from error
+    pyarrow.parquet.write_table(pyarrow.table(table.columns()), out)
+
+
+WRITERS = {".npz": _write_npz, ".csv": _write_csv, ".parquet": _write_parquet}

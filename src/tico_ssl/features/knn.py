@@ -1,0 +1,62 @@
+"""Weighted votes of the nearest training features, by cosine."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tico_ssl.features.frozen import Features
+from tico_ssl.features.neighbours import BANK_CHUNK, QUERY_CHUNK, nearest
+from tico_ssl.features.settings import KnnConfig, Voters
+from tico_ssl.results.record import Numbers
+
+
+def knn_accuracy(
+    features: Features, config: KnnConfig, device: torch.device | None = None, label: str | None = None
+) -> Numbers:
+    """Accuracy of every pair of settings, in per cent."""
+    train_labels, test_labels = features.labels("knn")
+    votes = knn_predictions(features.train, train_labels, features.test, config.voters, device=device, label=label)
+    return {
+        name: 100 * float((predicted == test_labels).double().mean())
+        for name, predicted in zip(metric_names(config.voters), votes)
+    }
+
+
+def metric_names(voters: Sequence[Voters]) -> list[str]:
+    """Under which name each pair is reported: with its temperature where several have the same k."""
+    counts = [voter.k for voter in voters]
+    return [f"top1_k{voter.k}" + (f"_t{voter.temperature:g}" if counts.count(voter.k) > 1 else "") for voter in voters]
+
+
+def knn_predictions(
+    train: Tensor,
+    labels: Tensor,
+    queries: Tensor,
+    voters: Sequence[Voters],
+    chunk: int = QUERY_CHUNK,
+    bank_chunk: int = BANK_CHUNK,
+    device: torch.device | None = None,
+    label: str | None = None,
+) -> list[Tensor]:
+    """Predicted classes for each pair of settings. Similarities are held for a chunk of queries and a chunk of the bank
+    at a time, and votes for a chunk of queries."""
+    most = max(voter.k for voter in voters)
+    found = nearest(train, queries, most, device=device, label=label, query_chunk=chunk, bank_chunk=bank_chunk)
+    classes = int(labels.max()) + 1
+    neighbours = labels.to(found.places.device)[found.places]
+    return [
+        torch.cat(
+            [
+                _votes(cosines[:, : voter.k], classed[:, : voter.k], voter.temperature, classes)
+                for cosines, classed in zip(found.cosines.split(chunk), neighbours.split(chunk))
+            ]
+        ).to(labels.device)
+        for voter in voters
+    ]
+
+
+def _votes(cosines: Tensor, neighbours: Tensor, temperature: float, classes: int) -> Tensor:
+    weights = torch.exp((cosines - cosines[:, :1]) / temperature)  # the nearest has weight one: nothing overflows
+    scores = weights.new_zeros(len(weights), classes).scatter_add_(1, neighbours, weights)
+    return scores.argmax(dim=1)

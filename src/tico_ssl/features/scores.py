@@ -1,0 +1,45 @@
+"""How right a classifier is: shares of images in per cent, and average precision."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tico_ssl.results.record import Numbers
+
+
+def top_accuracies(scores: Tensor, labels: Tensor) -> Numbers:
+    """Per cent of images whose class has the highest score (top1), or one of the five highest (top5)."""
+    best = scores.topk(min(5, scores.shape[1]), dim=1).indices == labels.to(scores.device)[:, None]
+    return {
+        "top1": 100 * float(best[:, 0].double().mean()),
+        "top5": 100 * float(best.any(dim=1).double().mean()),
+    }
+
+
+def average_precision(scores: np.ndarray, present: np.ndarray) -> float:
+    """The area under the precision-recall curve after precision has been made to fall only, at all points of recall.
+
+    Images are ranked by score; at each that is present, recall makes a step. This is VOC's measure from 2010 on, not
+    the mean at 11 points of recall. Images with equal scores count as one step, so their order does not matter.
+    """
+    order = np.argsort(-scores, kind="stable")
+    hits = np.asarray(present, dtype=np.float64)[order]
+    if hits.sum() == 0:
+        return float("nan")
+    last_of_ties = np.append(np.diff(scores[order]) != 0, True)
+    found = hits.cumsum()[last_of_ties]
+    seen = np.arange(1, len(hits) + 1)[last_of_ties]
+    precision = np.maximum.accumulate((found / seen)[::-1])[::-1]
+    recall = found / hits.sum()
+    return float(np.sum(np.diff(recall, prepend=0.0) * precision))
+
+
+def mean_and_deviation(runs: list[Numbers]) -> Numbers:
+    """The mean of each number over repetitions and, behind it under `_std`, the deviation of one of them."""
+    together: Numbers = {}
+    for name in runs[0]:
+        values = torch.tensor([run[name] for run in runs], dtype=torch.float64)
+        together[name] = float(values.mean())
+        if len(runs) > 1:
+            together[f"{name}_std"] = float(values.std())
+    return together

@@ -1,0 +1,1 @@
+"""From sources and views to batches on the device."""

@@ -1,0 +1,145 @@
+"""Batches in a true random order: every image once per epoch, as a function of (seed, step) alone.
+
+So a loader has no position to save: it starts at any step. Several processes share a global batch, each its slice.
+Images that are in memory, mapped or on the device come as they are, and the crops are cut where they lie; files are
+decoded by worker processes, which also cut the crops, so that only the views' pixels are handed over.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tico_ssl.data.bad_files import BadFiles
+from tico_ssl.data.source import Source
+from tico_ssl.pipeline.streaming import Stream, Task
+from tico_ssl.runtime import distributed
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.randomness import generator
+from tico_ssl.views.executor import PLACE, Views, sizes_of
+
+RESIDENT_SHARE = 0.4  # of the device's free memory that the images may take
+PIECE = 1024  # images that are moved to the device at a time, so that mapped ones never lie in memory as a whole
+
+
+@dataclass(frozen=True)
+class Portion:
+    """A step's images on the device, whole (N, C, H, W) or as one batch of crops for each view; what is to be done to
+    them; their places in the source; and their labels, if they have any."""
+
+    pixels: Tensor | tuple[Tensor, ...]
+    decisions: Tensor
+    index: Tensor
+    label: Tensor | None = None
+
+
+class Loader:
+    """The training images of this process, step by step."""
+
+    def __init__(
+        self,
+        source: Source,
+        views: Views,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        workers: int = 1,
+        bad: BadFiles | None = None,
+        resident: bool = True,
+    ) -> None:
+        world = distributed.world_size()
+        if batch_size % world:
+            raise UserError(f"training.batch_size {batch_size} is not a multiple of the {world} processes")
+        if batch_size > len(source):
+            raise UserError(
+                f"training.batch_size {batch_size} is larger than the {len(source)} images of {source.name}"
+            )
+        self.source, self.views, self.batch_size, self.seed, self.device = source, views, batch_size, seed, device
+        self.bad = bad if bad is not None else BadFiles()
+        self.steps_per_epoch = len(source) // batch_size
+        local = batch_size // world
+        self._mine = slice(distributed.rank() * local, (distributed.rank() + 1) * local)
+        self._resident: Tensor | None = None  # all images, where they fit the device
+        self._stream: Stream | None = None
+        self._waited = 0.0
+        self.storage = "memory-mapped" if source.mapped else "in memory"
+        if source.images is None:
+            self._stream = Stream(source, views.crop_bytes, views.bytes_per_image, local, workers, device, self.bad)
+            self.storage = self._stream.name
+        elif resident and device.type == "cuda" and _fits(source, device):
+            self._resident, self.storage = _on_device(source, device), "on the GPU"
+
+    def iterate(self, start: int, stop: int) -> Iterator[Portion]:
+        """From one step to another; files are decoded ahead."""
+        return self._streamed(start, stop) if self._stream is not None else self._taken(start, stop)
+
+    def take_waited(self) -> float:
+        """Seconds that training has waited for images since this was last asked."""
+        waited, self._waited = self._waited, 0.0
+        return waited
+
+    def indices(self, step: int) -> Tensor:
+        """The places of this process's images in the source."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        return self._order(epoch)[position * self.batch_size :][self._mine]
+
+    def _taken(self, start: int, stop: int) -> Iterator[Portion]:
+        for step in range(start, stop):
+            index = self.indices(step)
+            if self._resident is not None:
+                images = self._resident[sent(index, self.device)]
+            else:
+                with self._waiting():
+                    images = sent(self.source.take(index), self.device)
+            yield self._portion(images, self.views.decide(self._uniforms(step), sizes_of(images)), index)
+
+    def _streamed(self, start: int, stop: int) -> Iterator[Portion]:
+        assert self._stream is not None
+        tasks = (
+            Task(self.indices(step).numpy(), self._uniforms(step)[..., PLACE].numpy()) for step in range(start, stop)
+        )
+        batches = self._stream.batches(tasks)
+        for step in range(start, stop):
+            with self._waiting():
+                crops = next(batches)
+            yield self._portion(crops, self.views.decide(self._uniforms(step)), self.indices(step))
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        before = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - before
+
+    def _portion(self, pixels: Tensor | tuple[Tensor, ...], decisions: Tensor, index: Tensor) -> Portion:
+        labels = [] if self.source.labels is None else [self.source.labels[index]]
+        return Portion(pixels, *(sent(x, self.device) for x in (decisions, index, *labels)))
+
+    def _uniforms(self, step: int) -> Tensor:
+        return self.views.draw(self.batch_size, generator(self.seed, "views", step))[self._mine]
+
+    def _order(self, epoch: int) -> Tensor:
+        if getattr(self, "_cached", (None, None))[0] != epoch:
+            self._cached = (epoch, torch.randperm(len(self.source), generator=generator(self.seed, "order", epoch)))
+        return self._cached[1]
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """On its way to the device: from pinned memory, or the CPU would wait until the GPU has done what is queued."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def _fits(source: Source, device: torch.device) -> bool:
+    assert source.images is not None
+    free, _ = torch.cuda.mem_get_info(device)
+    return len(source) * source.images[0].numel() < RESIDENT_SHARE * free
+
+
+def _on_device(source: Source, device: torch.device) -> Tensor:
+    assert source.images is not None
+    images = torch.empty((len(source), *source.images.shape[1:]), dtype=torch.uint8, device=device)
+    for places in torch.arange(len(source)).split(PIECE):
+        images[places[0] : places[-1] + 1] = source.take(places).to(device)
+    return images

@@ -1,0 +1,213 @@
+"""Writing a packed file: images of any source, encoded several at a time, in work that can be interrupted."""
+
+import io
+import json
+import os
+import time
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from tico_ssl.data.bad_files import in_order
+from tico_ssl.data.decoding import BadImage
+from tico_ssl.data.names import printable
+from tico_ssl.data.packed import MAGIC, PAGE, PREAMBLE, SUFFIX, VERSION, first_page, refusing, require
+from tico_ssl.data.source import Source
+from tico_ssl.runtime.progress import track
+from tico_ssl.views import operations
+
+Encoded = tuple[int, bytes, str]  # channels, content, and what is wrong where there is no content
+
+
+@dataclass(frozen=True)
+class PackReport:
+    """What packing came to. `resumed_from` counts the images that an interrupted call had dealt with."""
+
+    images: int
+    bad: list[tuple[str, str]]
+    bytes: int
+    seconds: float
+    resumed_from: int
+
+
+def pack(
+    source: Source,
+    out: Path,
+    size: int,
+    jpeg: bool = False,
+    quality: int = 90,
+    workers: int = 2,
+    label: str | None = None,
+) -> PackReport:
+    """Write the images of a source to one file. An interrupted call leaves its work, and the next one continues it."""
+    started = time.monotonic()
+    require(out.suffix == SUFFIX, f"{out}: the name of a packed file ends in {SUFFIX}")
+    require(not out.exists(), f"{out} exists: remove it, or choose another name")
+    right = size >= 1 and workers >= 1 and 1 <= quality <= 100
+    require(right, f"size {size}, workers {workers}, quality {quality}: at least 1, and quality at most 100")
+    names = [os.fsencode(source.names(i)) for i in range(len(source))]
+    fingerprint = _fingerprint(source, names, f"jpeg {size} {quality}" if jpeg else f"fixed {size}")
+    encode = (lambda image: _small_jpeg(image, size, quality)) if jpeg else (lambda image: _square(image, size))
+    with refusing(out, "written"), closing(Unfinished(out, fingerprint, label)) as work:
+        places = range(work.done, len(source))
+        for result in track(_encoded(source, encode, places, workers), len(places), label):
+            work.append(*result)
+        bad = [(os.fsdecode(names[i]), reason) for i, reason in work.bad]
+        example = f", such as {printable(bad[0][0])} ({bad[0][1]})" if bad else ""
+        require(len(bad) < len(source), f"{source.name}: none of {len(source)} images can be packed{example}")
+        written = work.finish(source, names, size, "jpeg" if jpeg else "fixed")
+    return PackReport(len(source) - len(bad), bad, written, time.monotonic() - started, places.start)
+
+
+def _fingerprint(source: Source, names: list[bytes], settings: str) -> bytes:
+    """What must be alike for work to be continued. A few images tell sources apart that merely number theirs."""
+    digest = sha256(ascii((len(source), source.name, settings)).encode() + b"\0".join(names))
+    places = [0, len(source) // 2, len(source) - 1] if names else []
+    for channels, pixels, _ in _encoded(source, lambda image: image.contiguous().numpy().tobytes(), places, 1):
+        fits = settings.startswith("fixed") or channels in (0, 1, 3)
+        require(fits, f"{source.name}: {channels} channels do not fit a JPEG, which has 1 or 3; pack without --jpeg")
+        digest.update(pixels)
+    return digest.hexdigest().encode()
+
+
+def _encoded(source: Source, encode: Callable[[Tensor], bytes], at: Iterable[int], workers: int) -> Iterator[Encoded]:
+    """The channels and bytes of every image in order, or what is wrong with it."""
+
+    def work(place: int) -> Encoded:
+        try:
+            image = source.fetch(place)
+            if image.dtype != torch.uint8 or image.ndim != 3 or not image.numel():
+                return 0, b"", f"{image.dtype} {tuple(image.shape)}, not uint8 (C, H, W)"
+            return len(image), encode(image), ""
+        except (BadImage, OSError) as error:
+            return 0, b"", error.reason if isinstance(error, BadImage) else str(error)
+
+    # One thread for each image is faster than all for one, and sums must not depend on the number of cores.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            yield from in_order(pool, work, at, 4 * workers)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _square(image: Tensor, size: int) -> bytes:
+    """The central square of the shorter side, resized."""
+    height, width = image.shape[1:]
+    side = min(height, width)
+    square = image[:, (height - side) // 2 :, (width - side) // 2 :][:, :side, :side]
+    if side != size:
+        zero, extent = torch.zeros(1), torch.full((1,), side)
+        resized = operations.resized_crop(square[None], zero, zero, extent, extent, zero, size)[0]
+        square = resized.mul_(255).round_().to(torch.uint8)
+    return square.contiguous().numpy().tobytes()
+
+
+def _small_jpeg(image: Tensor, size: int, quality: int) -> bytes:
+    """A JPEG with at most `size` pixels along its shorter side."""
+    channels, height, width = image.shape
+    pixels, scale, stream = image.permute(1, 2, 0).contiguous().numpy(), size / min(height, width), io.BytesIO()
+    picture = Image.fromarray(pixels[..., 0] if channels == 1 else pixels)
+    if scale < 1:
+        picture = picture.resize((round(width * scale), round(height * scale)), Image.Resampling.BICUBIC)
+    picture.save(stream, "JPEG", quality=quality)
+    return stream.getvalue()
+
+
+def _bounds(sizes: Iterable[int]) -> bytes:
+    """Where pieces that lie end to end begin, and where the last one ends."""
+    return np.cumsum([0, *sizes], dtype="<i8").tobytes()
+
+
+class Unfinished:
+    """A file that is being written, and a journal: a fingerprint of the work, then a line after each image is written,
+    [channels, size, checksum, what is wrong]. So work continues behind the last line that the bytes bear out, whatever
+    a killed process left."""
+
+    def __init__(self, out: Path, fingerprint: bytes, label: str | None = None) -> None:
+        self.out, self.done, self.channels = out, 0, 0
+        self.kept = array("q")  # place, size and checksum of each image, without an object for each
+        self.bad: list[tuple[int, str]] = []
+        out.parent.mkdir(parents=True, exist_ok=True)
+        self.paths = [out.with_name(out.name + end) for end in (".partial", ".journal")]
+        self.data, self.journal = self.files = [path.open("a+b") for path in self.paths]
+        self._continue(fingerprint + b"\n", label and f"{label}: what is there")
+
+    def _continue(self, fingerprint: bytes, label: str | None) -> None:
+        size, length = self.data.seek(0), self.journal.seek(0)
+        if len(self.data.read(PAGE)) == PAGE and self.journal.readline() == fingerprint:
+            size, length = PAGE, len(fingerprint)
+            lines = self.journal.read().split(b"\n")[:-1]  # the last one is empty or was cut off
+            with suppress(ValueError):  # a line that is no JSON: the power failed
+                for record in track(map(json.loads, lines), len(lines), label):
+                    content = self.data.read(record[1])
+                    if [len(content), crc32(content)] != record[1:3]:
+                        break
+                    self._count(*record)
+                    size, length = size + len(content), length + len(lines[self.done - 1]) + 1
+        for file, whole, start in ((self.data, size, bytes(PAGE)), (self.journal, length, fingerprint)):
+            file.truncate(whole)
+            file.write(b"" if whole else start)
+
+    def append(self, channels: int, content: bytes, reason: str) -> None:
+        """Write the next image, or note what is wrong with it."""
+        if content and self.channels not in (0, channels):
+            content, reason = b"", f"{channels} channels, but those before have {self.channels}"
+        record = (channels, len(content), crc32(content), reason)
+        for file, text in ((self.data, content), (self.journal, json.dumps(record).encode() + b"\n")):
+            file.write(text)
+            file.flush()
+        self._count(*record)
+
+    def _count(self, channels: int, size: int, checksum: int, reason: str) -> None:
+        if size:
+            self.channels = channels
+            self.kept.extend((self.done, size, checksum))
+        else:
+            self.bad.append((self.done, reason))
+        self.done += 1
+
+    def finish(self, source: Source, names: list[bytes], size: int, kind: str) -> int:
+        """Write what follows the images, then the first page, and give the file its name. Returns its size."""
+        places, sizes, checksums = np.array(self.kept).reshape(-1, 3).T
+        kept = [names[i] for i in places]
+        contents = {
+            "index": _bounds(sizes),
+            "checksums": checksums.astype("<u4").tobytes(),
+            "names": _bounds([len(name) for name in kept]) + b"".join(kept),
+        }
+        if source.labels is not None:
+            contents["labels"] = source.labels.numpy()[places].astype("<i8").tobytes()
+        end = PAGE + int(sizes.sum())
+        sections: dict[str, tuple[int, int, int | None]] = {"data": (PAGE, end, None)}
+        for name, content in contents.items():
+            self.data.write(content)
+            sections[name] = (end, end := end + len(content), crc32(content))
+        what = {"name": source.name, "kind": kind, "count": len(kept), "channels": self.channels, "size": size}
+        text = json.dumps(what | {"classes": source.classes, "sections": sections}).encode()
+        self.data.write(text)
+        self.close()
+        with self.paths[0].open("r+b", buffering=0) as file:
+            file.write(first_page(PREAMBLE.pack(MAGIC, VERSION, crc32(text), end, len(text), end + len(text))))
+            os.fsync(file.fileno())
+        os.replace(self.paths[0], self.out)  # noqa: PTH105 - atomic
+        self.paths[1].unlink()
+        return end + len(text)
+
+    def close(self) -> None:
+        """Let go of the files, and of their names if they hold no image."""
+        for file, path in zip(self.files, self.paths):
+            file.close()
+            if not self.kept:
+                path.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""What came of runs: folders, records, tables, verdicts. Nothing here imports torch."""

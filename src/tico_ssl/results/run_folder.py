@@ -1,0 +1,171 @@
+"""A run on disk: what is where, read and written whole or not at all.
+
+recipe.yaml (resolved), environment.json, metrics.jsonl, spectrum.jsonl (of TiCo's covariance), train.log, TensorBoard
+events, views.png, checkpoints/last.pt (training state), checkpoints/backbone.safetensors (what one takes away),
+results.jsonl
+"""
+
+import json
+import os
+import platform
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tico_ssl.config.recipe import Recipe, dump_recipe, load_recipe
+from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.storage import load_backbone
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.files import digest, write_atomically
+from tico_ssl.runtime.json_lines import read_json_lines
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder."""
+
+    folder: Path
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.folder / "recipe.yaml"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def spectrum_file(self) -> Path:
+        return self.folder / "spectrum.jsonl"
+
+    @property
+    def results_file(self) -> Path:
+        return self.folder / "results.jsonl"
+
+    @property
+    def checkpoint_file(self) -> Path:
+        return self.folder / "checkpoints" / "last.pt"
+
+    @property
+    def backbone_file(self) -> Path:
+        return self.folder / "checkpoints" / "backbone.safetensors"
+
+    @property
+    def bad_files_file(self) -> Path:
+        return self.folder / "bad_files.jsonl"
+
+    def recipe(self) -> Recipe[Any]:
+        """What was trained."""
+        return load_recipe(self.recipe_file)
+
+    def backbone(self) -> Backbone:
+        """What came out, in evaluation mode."""
+        return load_backbone(self.folder)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every line of metrics.jsonl."""
+        return read_json_lines(self.metrics_file)
+
+    def results(self) -> list[dict[str, Any]]:
+        """Every result of an evaluation."""
+        return read_json_lines(self.results_file)
+
+    def checkpoint(self) -> str | None:
+        """What results call the backbone as it is now; where its weights are gone, as it was when last judged."""
+        if self.backbone_file.is_file():
+            return digest(self.backbone_file)
+        judged = [result["checkpoint"] for result in self.results() if "checkpoint" in result]
+        return judged[-1] if judged else None
+
+
+def open_run(folder: str | Path) -> Run:
+    """A run that exists."""
+    run = Run(Path(folder).expanduser())
+    if not run.recipe_file.is_file():
+        raise UserError(f"{folder}: not a run folder (it has no recipe.yaml)")
+    return run
+
+
+def admit(folder: Path, recipe: Recipe[Any], resume: bool, overwrite: bool) -> None:
+    """Refuse a folder that must not be written to, before anything else is done."""
+    if not folder.is_dir() and any(place.is_file() for place in (folder, *folder.parents)):
+        raise UserError(f"{folder} cannot be a folder: there is a file of that name")
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    run = Run(folder)
+    if resume and run.recipe_file.is_file():
+        _require_same(run.recipe(), recipe, folder)
+    elif not overwrite:
+        raise UserError(
+            f"{folder} exists: continue it with --resume, replace it with --overwrite, or choose another --out"
+        )
+    elif not run.recipe_file.is_file():
+        raise UserError(f"{folder} is not a run folder (it has no recipe.yaml), so --overwrite leaves it alone")
+
+
+def create_run(folder: Path, recipe: Recipe[Any], overwrite: bool) -> None:
+    """The folder of a run that begins; one that goes on is left as it is."""
+    run = Run(folder)
+    if overwrite and run.recipe_file.is_file():
+        shutil.rmtree(folder)
+    if run.recipe_file.is_file():
+        return
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    (folder / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n")
+    write_atomically(run.recipe_file, dump_recipe(recipe))
+
+
+def _require_same(old: Recipe[Any], new: Recipe[Any], folder: Path) -> None:
+    """A run resumes to the bit only as what it was."""
+    before, after = flattened(old.model_dump(mode="json")), flattened(new.model_dump(mode="json"))
+    changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    changed = [key for key in changed if not key.startswith(("description", "training.log_every", "training.workers"))]
+    if changed:
+        key = changed[0]
+        raise UserError(
+            f"{folder} cannot be resumed with another recipe: {key} was {before.get(key)}, is {after.get(key)}"
+            + (f" (and {len(changed) - 1} more)" if len(changed) > 1 else "")
+        )
+
+
+def flattened(values: Any, path: str = "") -> dict[str, Any]:
+    """A tree of settings as one value for every path, such as training.epochs or views.0.blur."""
+    if isinstance(values, dict) and values:
+        return {k: v for key, value in values.items() for k, v in flattened(value, f"{path}.{key}".lstrip(".")).items()}
+    if isinstance(values, list) and values:
+        return {k: v for i, value in enumerate(values) for k, v in flattened(value, f"{path}.{i}").items()}
+    return {path: values}
+
+
+def environment() -> dict[str, Any]:
+    """What a number depends on besides its recipe."""
+    packages = ("tico-ssl", "torch", "torchvision", "timm", "numpy", "pillow", "scikit-learn")
+    return {
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]).replace("__main__.py", "python -m tico_ssl"),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "packages": {name: _version(name) for name in packages},
+    }
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,1 @@
+"""What everything stands on: errors, files, randomness, processes, the device."""

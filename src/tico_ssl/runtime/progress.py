@@ -1,0 +1,45 @@
+"""Progress on a terminal, silence elsewhere."""
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tico_ssl.runtime import distributed
+
+T = TypeVar("T")
+console = Console(highlight=False, soft_wrap=True)
+
+
+def say(text: str = "") -> None:
+    """A line for the user, from the main process."""
+    if distributed.is_main():
+        console.print(text, markup=False)
+
+
+def bar(*columns: TextColumn) -> Progress:
+    """A progress bar that draws nothing when there is no terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        *columns,
+        TimeRemainingColumn(),
+        console=console,
+        disable=not (console.is_terminal and distributed.is_main()),
+        transient=True,
+        expand=True,
+    )
+
+
+def track(items: Iterable[T], total: int, label: str | None) -> Iterator[T]:
+    """The items, with a bar when there is a label."""
+    if label is None:
+        yield from items
+        return
+    with bar() as progress:
+        task = progress.add_task(label, total=total)
+        for item in items:
+            yield item
+            progress.advance(task)
