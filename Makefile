@@ -15,6 +15,7 @@ test: lint
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff format --check src tests examples benchmarks
 	$(BIN)/mypy
 
 # The stamps make a second start quick: pip runs again only when what it reads has changed.

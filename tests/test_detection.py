@@ -25,7 +25,7 @@ from tico_ssl.evaluations._detection.drawing import found_marks, save_sheet
 from tico_ssl.evaluations._detection.heads import AlignedPool, cut_out, mask_loss, numbered
 from tico_ssl.evaluations._detection.network import build_detector
 from tico_ssl.evaluations._detection.outlines import pasted, pixels
-from tico_ssl.evaluations._detection.pictures import Instance, Picture, Pictures, open_pictures
+from tico_ssl.evaluations._detection.pictures import Instance, Picture, Pictures
 from tico_ssl.evaluations._detection.predicting import find_objects
 from tico_ssl.evaluations._detection.samples import Batch, Maker, Task, TrainingSamples, mirrored, resized_shape
 from tico_ssl.evaluations._detection.scoring import (
@@ -38,6 +38,7 @@ from tico_ssl.evaluations._detection.scoring import (
     voc_matches,
 )
 from tico_ssl.evaluations._detection.settings import Settings
+from tico_ssl.evaluations._detection.splits import open_pictures
 from tico_ssl.evaluations._detection.training import Job, make_detector, make_optimizer, train
 from tico_ssl.evaluations.segmentation import Config as SegmentationConfig
 from tico_ssl.networks.backbones import build_backbone

@@ -28,10 +28,11 @@ from tico_ssl.evaluations._detection.ahead import ahead, arrays_ahead
 from tico_ssl.evaluations._detection.boxes import decode, draw, encode, overlaps, survivors, survivors_at_once
 from tico_ssl.evaluations._detection.heads import Candidates, cut_out
 from tico_ssl.evaluations._detection.network import build_detector
-from tico_ssl.evaluations._detection.pictures import Pictures, open_pictures
+from tico_ssl.evaluations._detection.pictures import Pictures
 from tico_ssl.evaluations._detection.protocol import claim
 from tico_ssl.evaluations._detection.samples import NO_BOX, Batch, Maker, Sample, Task, collate, unpacked
 from tico_ssl.evaluations._detection.settings import Settings
+from tico_ssl.evaluations._detection.splits import open_pictures
 from tico_ssl.evaluations._detection.training import _Normalised, make_optimizer
 from tico_ssl.networks.batch_norm import calibrate
 from tico_ssl.runtime.errors import UserError

@@ -406,7 +406,9 @@ def test_views_are_the_same_every_time_differ_from_each_other_and_are_made_once(
     assert three["trained"].shape == (20, 3, 32)
     assert torch.equal(three["trained"][:, :2], two["trained"])
     assert not torch.allclose(three["trained"][:, 0], three["trained"][:, 1])
-    monkeypatch.setattr("tico_ssl.evaluations._representation.augmented._one_view", lambda *given: pytest.fail("made again"))
+    monkeypatch.setattr(
+        "tico_ssl.evaluations._representation.augmented._one_view", lambda *given: pytest.fail("made again")
+    )
     assert torch.equal(views_of_images(contexts[0], settings, 2, "lidar")["untrained"], two["untrained"])
 
 
@@ -417,7 +419,9 @@ def test_a_policy_by_name_and_its_errors(run, monkeypatch):
     assert not torch.allclose(own, named)
     with pytest.raises(UserError, match="no policy is called 'byl'; did you mean 'byol'"):
         views_of_images(context, ViewSettings(policy="byl"), 1, "lidar")
-    monkeypatch.setattr("tico_ssl.evaluations._representation.augmented.named_policy", lambda name: [{"size": 20}, {"jigsaw": 3}])
+    monkeypatch.setattr(
+        "tico_ssl.evaluations._representation.augmented.named_policy", lambda name: [{"size": 20}, {"jigsaw": 3}]
+    )
     with pytest.raises(UserError, match="no view of this recipe is one image of 16 pixels"):
         views_of_images(context, ViewSettings(policy="byol"), 1, "lidar")
 

@@ -337,8 +337,9 @@ def test_supervised_needs_labels():
 
 
 def test_supervised_looks_at_all_labels_before_it_begins():
-    config = supervised.Config(classes=4)
-    config.check_data(N, torch.arange(N) % 4)
+    backbone = build_backbone(BackboneConfig(name="tico/resnet10-w4"), 16)
+    method = supervised.build(supervised.Config(classes=4), backbone)
+    method.check_data(N, torch.arange(N) % 4)
     for labels, message in (
         (None, "needs labels"),
         (torch.zeros(N, 4), "one label for each image"),
@@ -346,7 +347,7 @@ def test_supervised_looks_at_all_labels_before_it_begins():
         (torch.tensor([-1, 3]), "labels run from -1 to 3"),
     ):
         with pytest.raises(UserError, match=message):
-            config.check_data(N, labels)
+            method.check_data(N, labels)
 
 
 def test_supervised_counts_what_is_right():
@@ -515,9 +516,9 @@ def test_pirl_is_the_naive_loss_of_its_networks():
 
 def test_pirl_says_what_does_not_fit():
     method, batch = built("pirl"), batch_for("pirl")
-    method.config.check_data(40, None)
+    method.check_data(40, None)
     with pytest.raises(UserError, match=r"is for 40 images, there are 41: method\.images=41"):
-        method.config.check_data(41, None)
+        method.check_data(41, None)
     with pytest.raises(UserError, match="jigsaw of 9 pieces"):
         method(Batch((batch.views[0], batch.views[0]), batch.index))
     with pytest.raises(UserError, match="jigsaw of 9 pieces"):

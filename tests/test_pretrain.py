@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from tico_ssl import embed, evaluate, pretrain
+from tico_ssl.networks.storage import load_backbone
 from tico_ssl.results.collapse import collapse_signs
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime.errors import UserError
@@ -295,7 +296,7 @@ def test_knn_is_measured_on_class_folders_without_a_test_split(tmp_path, tiny, f
 
 def test_weight_standardisation_is_baked_into_the_saved_backbone(tmp_path, tiny):
     run = pretrain("demo", out=tmp_path / "run", overrides=tiny | {"backbone.weight_standardisation": True})
-    backbone = run.backbone()
+    backbone = load_backbone(run.folder)
     assert backbone.config.weight_standardisation is False
     weight = backbone.network.state_dict()["layer1.0.conv1.weight"]
     assert torch.allclose(weight.flatten(1).mean(1), torch.zeros(len(weight)), atol=1e-6)

@@ -18,7 +18,7 @@ Entries = list[tuple[str, str]]
 
 
 def _modules(kind: str) -> Entries:
-    return [(name, catalogue.summary(catalogue.load(kind, name))) for name in catalogue.entries(kind)]
+    return [(name, catalogue.summary(kind, name)) for name in catalogue.entries(kind)]
 
 
 def _backbones() -> Entries:

@@ -100,10 +100,9 @@ def _with_method(recipe: Recipe[Any], name: str, views: list[ViewPolicy], source
     """The recipe with another method, whose projector has the same sizes, and with views for it."""
     method = recipe.method
     if method.name != name:
-        kind = catalogue.load("methods", name).Config
+        kind = catalogue.declaration("methods", name, "Config")
         sizes = {key: value for key, value in method if key in ("hidden", "dim")} | {"images": len(source)}
         method = kind(**{key: value for key, value in sizes.items() if key in kind.model_fields})
-    method.check_data(len(source), torch.zeros(1, dtype=torch.int64) if source.labels is None else source.labels)
     return recipe.model_copy(update={"method": method, "views": views})
 
 
@@ -131,6 +130,8 @@ def _time_method(subject: Subject, seconds: float, reference: MethodCost | None)
     device, batch, recipe = subject.device, subject.batch, subject.by("auto")
     before = _forget_peak(device)
     method = build_method(recipe, device, subject.precision)
+    labels = subject.source.labels
+    method.check_data(len(subject.source), torch.zeros(1, dtype=torch.int64) if labels is None else labels)
     optimizer = build_optimizer(method, recipe.optimizer)
     clip = recipe.training.clip_gradient
     step = Step(method, method, optimizer, subject.views, subject.precision, device, clip, "auto")

@@ -1,41 +1,132 @@
-"""Catalogues are folders: every module in `methods/`, `evaluations/` or `exporting/` is an entry under its file name.
+"""Catalogues are folders: every module in `methods/`, `evaluations/` or `exporting/` is an entry under its file name,
+except those whose name begins with an underscore. Outside this package a dotted import path is a name too:
+`my_lab.methods.better_tico`.
 
-Outside this package, a dotted import path is a name too: `my_lab.methods.better_tico`.
+What an entry declares - its settings, its metrics, its first line - can be read without importing it: of the module's
+statements only those are executed that the declaration depends on. So a recipe is checked, described and listed before
+torch is imported, and a method stays one file.
 """
 
+import ast
+import functools
 import importlib
-import pkgutil
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from tico_ssl.runtime.errors import UserError, suggestion
 
-KINDS = {"methods": "method", "evaluations": "evaluation", "exporting": "export format"}
+PACKAGE = Path(__file__).parents[1]
 
-PARTS = {"methods": ("Config", "build"), "evaluations": ("Config", "run"), "exporting": ("write",)}
+# kind: what one of its entries is called, and what each of them must have
+KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "methods": ("method", ("Config", "build")),
+    "evaluations": ("evaluation", ("Config", "run")),
+    "exporting": ("export format", ("write",)),
+}
 
 
 def entries(kind: str) -> list[str]:
     """The names that `tico list` shows: file names, with hyphens for underscores."""
-    package = importlib.import_module(f"tico_ssl.{kind}")
-    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(package.__path__) if module.name[0] != "_")
+    files = PACKAGE.joinpath(*kind.split("/")).glob("*.py")
+    return sorted(file.stem.replace("_", "-") for file in files if not file.stem.startswith("_"))
 
 
 def load(kind: str, name: str) -> ModuleType:
     """The module behind a name."""
-    if name in entries(kind):
-        return importlib.import_module(f"tico_ssl.{kind}.{name.replace('-', '_')}")
-    if "." in name:
-        try:
-            module = importlib.import_module(name)
-        except (ImportError, TypeError, ValueError, SyntaxError) as error:
-            raise UserError(f"{KINDS[kind]} '{name}' cannot be imported: {error}") from error
-        for part in PARTS[kind]:
-            if not hasattr(module, part):
-                raise UserError(f"'{name}' is no {KINDS[kind]}: it has no '{part}'")
-        return module
-    raise UserError(f"no {KINDS[kind]} is called '{name}'{suggestion(name, entries(kind))}")
+    module_name = _module_name(kind, name)
+    try:
+        module = importlib.import_module(module_name)
+    except (ImportError, TypeError, ValueError, SyntaxError) as error:
+        if module_name != name:
+            raise  # a module of this package: a missing library, or a mistake of ours
+        raise UserError(f"{KINDS[kind][0]} '{name}' cannot be imported: {error}") from error
+    for part in KINDS[kind][1]:
+        if not hasattr(module, part):
+            raise _missing(kind, name, part)
+    return module
 
 
-def summary(module: ModuleType) -> str:
+def declaration(kind: str, name: str, part: str, default: Any = ...) -> Any:
+    """What a module binds to a name at its top level, without importing the module unless that is already done.
+
+    Without a default, an entry that does not declare it is refused.
+    """
+    module_name = _module_name(kind, name)
+    module = sys.modules.get(module_name)
+    file = None if module else _file(module_name)
+    if module is None and file is None:
+        module = load(kind, name)  # no Python file to read, or one that cannot be found: the import says so
+    try:
+        found = getattr(module, part, ...) if file is None else _read(file, module_name, part)
+    except Exception:  # whatever is wrong with a module, importing it says so
+        found = getattr(load(kind, name), part, ...)
+    if found is ... and default is ...:
+        raise _missing(kind, name, part)
+    return default if found is ... else found
+
+
+def summary(kind: str, name: str) -> str:
     """The first line of a module's docstring, which is its entry in a listing."""
-    return (module.__doc__ or "").strip().splitlines()[0] if module.__doc__ else ""
+    file = _file(_module_name(kind, name))
+    text = ast.get_docstring(_parsed(file)) if file else load(kind, name).__doc__
+    return (text or "").strip().partition("\n")[0]
+
+
+def _module_name(kind: str, name: str) -> str:
+    if name in entries(kind):
+        return f"tico_ssl.{kind.replace('/', '.')}.{name.replace('-', '_')}"
+    if "." in name:
+        return name
+    raise UserError(f"no {KINDS[kind][0]} is called '{name}'{suggestion(name, entries(kind))}")
+
+
+def _missing(kind: str, name: str, part: str) -> UserError:
+    return UserError(f"'{name}' is no {KINDS[kind][0]}: it has no '{part}'")
+
+
+def _file(module_name: str) -> Path | None:
+    """The source of a module. Packages around it are imported, it is not."""
+    try:
+        spec = importlib.util.find_spec(module_name)
+    except (ImportError, TypeError, ValueError, SyntaxError):
+        return None
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
+@functools.cache
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+
+
+@functools.cache
+def _read(file: Path, module_name: str, part: str) -> Any:
+    """The value of a name, from the statements of a module that it depends on; `...` where nothing binds it."""
+    body = _parsed(file).body
+    binding = {name: statement for statement in body for name in _bound(statement)}
+    if part not in binding:
+        return ...
+    needed, open_names = set(), [part]
+    while open_names:
+        statement = binding.get(open_names.pop())
+        if statement is not None and statement not in needed:
+            needed.add(statement)
+            open_names += [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
+    chosen = ast.Module([statement for statement in body if statement in needed], type_ignores=[])
+    namespace: dict[str, Any] = {"__name__": module_name, "__file__": str(file)}
+    exec(compile(chosen, str(file), "exec"), namespace)
+    return namespace[part]
+
+
+def _bound(statement: ast.stmt) -> Iterator[str]:
+    """The names that a statement gives a value to."""
+    if isinstance(statement, ast.ClassDef | ast.FunctionDef):
+        yield statement.name
+    elif isinstance(statement, ast.Import | ast.ImportFrom):
+        yield from ((alias.asname or alias.name).partition(".")[0] for alias in statement.names)
+    elif isinstance(statement, ast.Assign | ast.AnnAssign):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        yield from (node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))

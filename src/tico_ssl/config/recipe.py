@@ -70,8 +70,8 @@ def load_recipe(source: str | Path | Mapping[str, Any], overrides: Mapping[str, 
     method = values.get("method", {})
     if not isinstance(method, dict) or not isinstance(method.get("name", ""), str):
         raise UserError(f"{where}: 'method' must be a mapping with a name")
-    module = catalogue.load("methods", method.get("name", "tico"))
-    return validate(Recipe[module.Config], values | {"method": method}, where)  # type: ignore[name-defined]
+    kind = catalogue.declaration("methods", method.get("name", "tico"), "Config")
+    return validate(Recipe[kind], values | {"method": method}, where)  # type: ignore[valid-type]
 
 
 def packaged_recipes() -> list[str]:

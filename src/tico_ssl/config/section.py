@@ -3,7 +3,6 @@
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from torch import Tensor
 
 from tico_ssl.runtime.errors import UserError, suggestion
 
@@ -28,10 +27,6 @@ class MethodConfig(Section):
 
     name: str
     """File name under methods/, or a dotted import path."""
-
-    def check_data(self, images: int, labels: Tensor | None) -> None:
-        """Raise UserError if training images, so many and with these labels, do not suit the method. Asked before
-        training begins: a step on a GPU looks at no value."""
 
 
 S = TypeVar("S", bound=Section)

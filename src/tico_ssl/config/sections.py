@@ -1,4 +1,4 @@
-"""The sections that every recipe has: data, backbone, optimizer and training. Views and methods have files of their own."""
+"""The sections that every recipe has beside its views and its method: data, backbone, optimizer and training."""
 
 from typing import Annotated, Any, Literal
 
@@ -136,4 +136,3 @@ class TrainingConfig(Section):
     """And seconds, at least: where epochs are short, writing checkpoints would take longer than training."""
     workers: Annotated[int, Field(ge=1)] | None = None
     """Processes that decode image files; by default one for each processor, 16 at most. Changes no result."""
-

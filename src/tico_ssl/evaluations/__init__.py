@@ -18,6 +18,4 @@ if TYPE_CHECKING:
     from tico_ssl.evaluations._evaluate import evaluate, evaluate_all
 
 __all__ = ["Context", "evaluate", "evaluate_all"]
-__getattr__ = lazy.attributes(
-    __name__, {"Context": "_context", "evaluate": "_evaluate", "evaluate_all": "_evaluate"}
-)
+__getattr__ = lazy.attributes(__name__, {"Context": "_context", "evaluate": "_evaluate", "evaluate_all": "_evaluate"})

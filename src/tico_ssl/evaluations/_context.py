@@ -163,5 +163,3 @@ def open_context(run: str | Path, data: Given | None = None, cache: bool = False
         lambda shorter: training(shorter)[0],
         subject.home if Path(run).expanduser().is_dir() else None,
     )
-
-

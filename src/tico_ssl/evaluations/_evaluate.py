@@ -1,6 +1,5 @@
 """Evaluate a backbone by one protocol or many."""
 
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -87,7 +86,7 @@ def _results(
 def overrides_by_protocol(protocols: Sequence[str], overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Settings of each protocol: those without a protocol's name before them are for all that have such a setting."""
     given: dict[str, dict[str, Any]] = {protocol: {} for protocol in protocols}
-    fields = {name: catalogue.load("evaluations", name).Config.model_fields for name in protocols}
+    fields = {name: catalogue.declaration("evaluations", name, "Config").model_fields for name in protocols}
     for key, value in overrides.items():
         name, _, inner = key.partition(".")
         if inner and name in given:

@@ -1,6 +1,5 @@
 """Write a backbone in a format, and say how to use the file."""
 
-
 from pathlib import Path
 
 import torch

@@ -95,5 +95,3 @@ def pixels(source: Source) -> Tensor:
     if source.images is None:
         raise ValueError("raw pixels need images of one size")
     return source.take(torch.arange(len(source))).flatten(1).float() / 255
-
-

@@ -1,5 +1,20 @@
 """One file per self-supervised method; the file name is the name in a recipe.
 
-A method file has `Config`, a `MethodConfig` with its settings (whose `check_data` may refuse images or labels), and
-`build(config, backbone)`, which returns a module that keeps the contract `tico_ssl.methods._base.Method`.
+A method file has `Config`, a `MethodConfig` with its settings, and `build(config, backbone)`, which returns a `Method`.
 """
+
+from typing import TYPE_CHECKING
+
+from tico_ssl.config.section import MethodConfig
+from tico_ssl.runtime import lazy
+
+if TYPE_CHECKING:
+    from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput
+    from tico_ssl.methods._siamese import Siamese, head
+
+__all__ = ["Batch", "Encoded", "Method", "MethodConfig", "Siamese", "StepOutput", "head"]
+__getattr__ = lazy.attributes(
+    __name__,
+    dict.fromkeys(("Batch", "Encoded", "Method", "StepOutput"), "_base")
+    | dict.fromkeys(("Siamese", "head"), "_siamese"),
+)

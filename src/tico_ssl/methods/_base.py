@@ -1,9 +1,12 @@
 """What the rooms hand to each other: a batch of views, the outcome of a step, and what every method promises."""
 
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
+
+from tico_ssl.config import catalogue
+from tico_ssl.config.section import MethodConfig
+from tico_ssl.networks.backbones import Backbone
 
 
 @dataclass(frozen=True)
@@ -33,32 +36,44 @@ class StepOutput:
     embedding: Tensor | None = None
 
 
-@runtime_checkable
-class Method(Protocol):
-    """A self-supervised objective around a backbone. All state is in parameters and buffers."""
+class Method(nn.Module):
+    """A self-supervised objective around a backbone. All state is in parameters and buffers; what a method does not
+    need it inherits."""
 
     backbone: nn.Module
 
     def forward(self, batch: Batch) -> StepOutput:
         """The loss of one batch: that of what it is encoded to."""
-        ...
+        return self.loss(self.encode(batch))
 
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
         """The embeddings of a batch or a part of one; without `fixed`, only those that take a gradient."""
-        ...
+        raise NotImplementedError
 
     def loss(self, encoded: Encoded) -> StepOutput:
         """The loss of a whole batch of embeddings."""
-        ...
+        raise NotImplementedError
 
     def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
         """Move target, queue or prototypes after the optimiser; progress runs from 0 to 1. Returns values to log."""
-        ...
+        return {}
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Values that are too costly for every step, asked for at log steps."""
-        ...
+        return {}
 
     def collapsed_loss(self) -> float | None:
-        """The loss of a network that maps every image to one point, when that value is known."""
-        ...
+        """The loss of a network that maps every image to one point, when that value is known and means something."""
+        return None
+
+    def check_data(self, images: int, labels: Tensor | None) -> None:
+        """Raise UserError if training images, so many and with these labels, do not suit the method. Asked before
+        training begins: a step on a GPU looks at no value."""
+
+
+def build_method(config: MethodConfig, backbone: Backbone) -> Method:
+    """The method that a recipe names, around a backbone."""
+    module = catalogue.load("methods", config.name)
+    own = module.Config.model_validate(config.model_dump())  # a recipe's settings are read without the module's code
+    method: Method = module.build(own, backbone)
+    return method

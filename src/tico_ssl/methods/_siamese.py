@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tico_ssl.methods._base import Batch, Encoded, StepOutput
+from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput
 from tico_ssl.runtime.errors import UserError
 
 
-class Siamese(nn.Module):
+class Siamese(Method):
     """Backbone and projector. Each view goes through them in a forward of its own: in one batch the views would share
     BatchNorm statistics. Nothing moves after a step, and there is no state but theirs."""
 

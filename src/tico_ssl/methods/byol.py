@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tico_ssl.config.section import MethodConfig
-from tico_ssl.methods._base import Batch, Encoded, StepOutput
+from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.projector import projector
 from tico_ssl.networks.target import target_of, update_target
@@ -54,7 +54,7 @@ class Config(MethodConfig):
     """Decay of the target encoder at the last step, reached along a cosine."""
 
 
-class BYOL(nn.Module):
+class BYOL(Method):
     """Backbone, projector and predictor, and the slowly moving target of the first two."""
 
     def __init__(self, backbone: Backbone, config: Config | None = None) -> None:

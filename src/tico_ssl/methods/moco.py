@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tico_ssl.config.section import MethodConfig
-from tico_ssl.methods._base import Batch, Encoded, StepOutput
+from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput
 from tico_ssl.methods._queue import KeyQueue
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.target import target_of, update_target
@@ -87,7 +87,7 @@ class Config(MethodConfig):
     """Also make queries of view two and keys of view one: the mean of both directions, and both keys in the queue."""
 
 
-class MoCo(nn.Module):
+class MoCo(Method):
     """Backbone and head, their slowly moving target, and the queue of its keys."""
 
     def __init__(self, backbone: Backbone, config: Config | None = None) -> None:

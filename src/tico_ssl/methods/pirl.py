@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tico_ssl.config.section import MethodConfig
-from tico_ssl.methods._base import Batch, Encoded, StepOutput
+from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput
 from tico_ssl.methods._queue import mean_cosine
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.runtime import distributed
@@ -85,13 +85,8 @@ class Config(MethodConfig):
     push: bool = True
     """Have the term of negatives in the loss (the paper's formula), or cross entropy alone."""
 
-    def check_data(self, images: int, labels: Tensor | None) -> None:
-        """An entry of the memory bank for every image."""
-        if images > self.images:
-            raise UserError(f"PIRL's memory is for {self.images} images, there are {images}: method.images={images}")
 
-
-class PIRL(nn.Module):
+class PIRL(Method):
     """Backbone, a head for images and one for jigsaws, and the memory bank. The first view is an image, the second a
     jigsaw."""
 
@@ -115,6 +110,13 @@ class PIRL(nn.Module):
     def forward(self, batch: Batch) -> StepOutput:
         """The loss of images and their jigsaws."""
         return self.loss(self.encode(batch))
+
+    def check_data(self, images: int, labels: Tensor | None) -> None:
+        """An entry of the memory bank for every image."""
+        if images > self.config.images:
+            raise UserError(
+                f"PIRL's memory is for {self.config.images} images, there are {images}: method.images={images}"
+            )
 
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
         """Embeddings of images and of jigsaws, and the images' places in the memory bank beside them."""

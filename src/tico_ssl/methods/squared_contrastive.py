@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tico_ssl.config.section import MethodConfig
-from tico_ssl.methods._base import Batch, Encoded, StepOutput
+from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput
 from tico_ssl.methods._queue import KeyQueue
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.projector import projector
@@ -102,7 +102,7 @@ class Config(MethodConfig):
     """Decay of the target encoder at the last step, reached along a cosine."""
 
 
-class SquaredContrastive(nn.Module):
+class SquaredContrastive(Method):
     """Backbone and projector, their slowly moving target, and the bank of its keys if there is one."""
 
     def __init__(self, backbone: Backbone, config: Config | None = None) -> None:

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tico_ssl.config.section import MethodConfig
-from tico_ssl.methods._base import Batch, Encoded, StepOutput
+from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.runtime.errors import UserError
 
@@ -43,22 +43,8 @@ class Config(MethodConfig):
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the target that is spread over all classes."""
 
-    def check_data(self, images: int, labels: Tensor | None) -> None:
-        """One label for each image, below the number of classes."""
-        if labels is None:
-            raise UserError("method supervised needs labels, and these images have none")
-        if labels.ndim != 1:
-            raise UserError(
-                f"method supervised needs one label for each image, got labels of shape {list(labels.shape[1:])}"
-            )
-        least, most = int(labels.min()), int(labels.max())
-        if least < 0 or most >= self.classes:
-            raise UserError(
-                f"labels run from {least} to {most}, and method.classes {self.classes} is for 0 to {self.classes - 1}"
-            )
 
-
-class Supervised(nn.Module):
+class Supervised(Method):
     """Backbone and linear classifier. Views beyond the first are not looked at."""
 
     def __init__(self, backbone: nn.Module, width: int | None = None, config: Config | None = None) -> None:
@@ -73,6 +59,20 @@ class Supervised(nn.Module):
     def forward(self, batch: Batch) -> StepOutput:
         """Cross entropy of the first view."""
         return self.loss(self.encode(batch))
+
+    def check_data(self, images: int, labels: Tensor | None) -> None:
+        """One label for each image, below the number of classes."""
+        if labels is None:
+            raise UserError("method supervised needs labels, and these images have none")
+        if labels.ndim != 1:
+            raise UserError(
+                f"method supervised needs one label for each image, got labels of shape {list(labels.shape[1:])}"
+            )
+        classes, least, most = self.config.classes, int(labels.min()), int(labels.max())
+        if least < 0 or most >= classes:
+            raise UserError(
+                f"labels run from {least} to {most}, and method.classes {classes} is for 0 to {classes - 1}"
+            )
 
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
         """Logits of the first view, and the labels beside them."""

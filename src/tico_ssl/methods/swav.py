@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tico_ssl.config.section import MethodConfig
-from tico_ssl.methods._base import Batch, Encoded, StepOutput
+from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput
 from tico_ssl.methods._queue import mean_cosine
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.projector import projector
@@ -120,7 +120,7 @@ class Config(MethodConfig):
     """Steps after which the queue is used, if it is full. While the rate still rises it can make training collapse."""
 
 
-class SwAV(nn.Module):
+class SwAV(Method):
     """Backbone, projector and prototypes. The first two views are assigned, all views predict."""
 
     steps: Tensor

@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tico_ssl.config.section import MethodConfig
-from tico_ssl.methods._base import Batch, Encoded, StepOutput
+from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.overlap import aside, join
 from tico_ssl.networks.projector import projector
@@ -187,7 +187,7 @@ class Config(MethodConfig):
     """Which view the online network sees: the first, the second, or each in turn from step to step."""
 
 
-class TiCo(nn.Module):
+class TiCo(Method):
     """Backbone and projector, their slowly moving target, and the loss between the two."""
 
     steps: Tensor

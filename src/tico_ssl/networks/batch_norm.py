@@ -6,12 +6,15 @@ the form that a test compares with one process holding the whole batch.
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tico_ssl.runtime import distributed
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class SharedBatchNorm(_BatchNorm):
@@ -44,12 +47,13 @@ class SharedBatchNorm(_BatchNorm):
         self.running_var.lerp_(variance * count / max(1, count - 1), momentum)
 
 
-def share_statistics(model: nn.Module) -> nn.Module:
+def share_statistics(model: M) -> M:
     """Make every BatchNorm of the model use the global batch, when several processes share it."""
     if not distributed.active():
         return model
     if next(model.parameters()).is_cuda:
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        nn.SyncBatchNorm.convert_sync_batchnorm(model)  # replaces what is inside
+        return model
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             module.__class__ = SharedBatchNorm  # type: ignore[assignment]

@@ -65,5 +65,3 @@ def backbone_file(source: str | Path) -> Path:
     if not path.is_file():
         raise UserError(f"{source}: no trained backbone here ({path} does not exist)")
     return path
-
-

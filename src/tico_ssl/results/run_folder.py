@@ -16,11 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tico_ssl.config.recipe import Recipe, dump_recipe, load_recipe
-from tico_ssl.networks.backbones import Backbone
-from tico_ssl.networks.storage import load_backbone
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import digest, write_atomically
 from tico_ssl.runtime.json_lines import read_json_lines
@@ -63,10 +59,6 @@ class Run:
     def recipe(self) -> Recipe[Any]:
         """What was trained."""
         return load_recipe(self.recipe_file)
-
-    def backbone(self) -> Backbone:
-        """What came out, in evaluation mode."""
-        return load_backbone(self.folder)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every line of metrics.jsonl."""
@@ -152,9 +144,15 @@ def environment() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "gpu": _gpu(),
         "packages": {name: _version(name) for name in packages},
     }
+
+
+def _gpu() -> str | None:
+    """Of a process that computes; one that only reads and writes does not import torch to find out."""
+    torch = sys.modules.get("torch")
+    return torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
 
 
 def _processor() -> str:

@@ -1,20 +1,28 @@
 """Progress on a terminal, silence elsewhere."""
 
+import os
+import sys
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tico_ssl.runtime import distributed
-
 T = TypeVar("T")
 console = Console(highlight=False, soft_wrap=True)
 
 
+def is_main() -> bool:
+    """Whether this process talks to the user, also before torch is imported and after processes have parted."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return int(os.environ.get("RANK", "0")) == 0
+    distributed = sys.modules.get("tico_ssl.runtime.distributed")
+    return distributed is None or bool(distributed.is_main())
+
+
 def say(text: str = "") -> None:
     """A line for the user, from the main process."""
-    if distributed.is_main():
+    if is_main():
         console.print(text, markup=False)
 
 
@@ -27,7 +35,7 @@ def bar(*columns: TextColumn) -> Progress:
         *columns,
         TimeRemainingColumn(),
         console=console,
-        disable=not (console.is_terminal and distributed.is_main()),
+        disable=not (console.is_terminal and is_main()),
         transient=True,
         expand=True,
     )

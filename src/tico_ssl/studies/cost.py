@@ -68,9 +68,9 @@ def measure(recipe: Recipe[Any]) -> Cost:
     device = choose_device()
     settings, precision = recipe.training, resolve_precision(recipe.training.precision, device)
     source = open_training(recipe.data, recipe.backbone.channels, shorter_side(recipe.views, recipe.data.image_size))
-    recipe.method.check_data(len(source), source.labels)
     subject = Subject.of(recipe, device, precision, source)
     method = build_method(recipe, device, precision)
+    method.check_data(len(source), source.labels)
     optimizer = build_optimizer(method, recipe.optimizer)
     step = Step(
         method,

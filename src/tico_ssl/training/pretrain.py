@@ -10,13 +10,13 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from tico_ssl.config import catalogue
 from tico_ssl.config.recipe import Recipe, load_recipe
 from tico_ssl.config.views import shorter_side
 from tico_ssl.data.bad_files import BadFiles, readable, survey
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import Given, as_source, open_training
-from tico_ssl.methods._base import StepOutput
+from tico_ssl.methods._base import Method, StepOutput
+from tico_ssl.methods._base import build_method as method_of
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.batch_norm import share_statistics
 from tico_ssl.networks.fused import fuse
@@ -79,12 +79,12 @@ def train(recipe: Recipe[Any], run: Run, device: torch.device, overwrite: bool =
     bad = BadFiles()
     workers = settings.workers or default_workers()
     survey(source, recipe.data.most_bad, bad, workers)
-    recipe.method.check_data(len(source), source.labels)
     precision = resolve_precision(settings.precision, device)
     views = Views(recipe.views, recipe.data.image_size, recipe.data.mean, recipe.data.std, precision)
     loader = Loader(source, views, settings.batch_size, seed, device, workers, bad, recipe.data.on_gpu)
     plan = Plan.of(recipe, loader.steps_per_epoch)
     method = build_method(recipe, device, precision)
+    method.check_data(len(source), source.labels)
     optimizer = build_optimizer(method, recipe.optimizer)
     distributed.barrier()  # every process has looked at the folder before the main one writes to it
     if distributed.is_main():
@@ -177,12 +177,12 @@ class Plan:
         return warmup_cosine(step, self.steps, self.warmup, self.peak_lr, self.end_lr)
 
 
-def build_method(recipe: Recipe[Any], device: torch.device, precision: torch.dtype) -> Any:
+def build_method(recipe: Recipe[Any], device: torch.device, precision: torch.dtype) -> Method:
     """The method of a recipe with fresh weights, on its device, in training mode."""
     torch.manual_seed(derived_seed(recipe.training.seed, "weights"))
     data = recipe.data
     backbone = build_backbone(recipe.backbone, data.image_size, data.mean, data.std)
-    method: Any = catalogue.load("methods", recipe.method.name).build(recipe.method, backbone)
+    method = method_of(recipe.method, backbone)
     method = method.to(device, torch.float64 if precision == torch.float64 else torch.float32)
     if resolve_execution(recipe.training.execution, device) == "captured" and by_kernels(device):
         fuse(method)

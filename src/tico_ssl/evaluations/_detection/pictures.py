@@ -5,13 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import torch
-
 from tico_ssl.runtime.errors import UserError
-from tico_ssl.runtime.randomness import generator
 
 Rule = Literal["coco", "voc", "voc2007"]
-HELD_OUT = 0.2  # of the images, where there is no split to test on
 
 
 class Instance(NamedTuple):
@@ -71,53 +67,6 @@ class Pictures:
     def has_outlines(self) -> bool:
         """Whether any object has one."""
         return any(instance.outline for picture in self.pictures for instance in picture.instances)
-
-
-class Splits(NamedTuple):
-    """What is trained on, what is tested on, and how they were chosen."""
-
-    train: Pictures
-    test: Pictures
-    how: str
-
-
-def open_pictures(root: str | Path, seed: int) -> Splits:
-    """Both splits of a folder in COCO's or VOC's layout. Where there is none to test on, images are held out."""
-    from tico_ssl.evaluations._detection.coco import find_coco, open_coco
-    from tico_ssl.evaluations._detection.voc import find_voc, open_voc
-
-    folder = Path(root).expanduser()
-    if not folder.is_dir():
-        raise UserError(f"{root}: no such folder; detection needs one in COCO's or VOC's layout")
-    if (home := find_voc(folder)) is not None:
-        found: tuple[Pictures, Pictures | None] = open_voc(home)
-    elif (files := find_coco(folder)) is not None:
-        found = open_coco(*files)
-    else:
-        raise UserError(
-            f"{root}: neither COCO's layout (annotations/instances_train2017.json, train2017/) nor VOC's "
-            "(VOC2007/Annotations, VOC2007/ImageSets/Main)"
-        )
-    train, test = found
-    how = "the data's own"
-    if test is None:
-        train, test = _held_out(train, seed)
-        how = f"{HELD_OUT:.0%} held out by seed {seed}"
-    train = replace(train, pictures=[picture for picture in train.pictures if picture.trainable()])
-    for split in (train, test):
-        if not any(picture.trainable() for picture in split.pictures):
-            raise UserError(f"{split.name}: there is no object in any image")
-    return Splits(train, test, how)
-
-
-def _held_out(train: Pictures, seed: int) -> tuple[Pictures, Pictures]:
-    order = torch.randperm(len(train), generator=generator(seed, "split")).tolist()
-    held = max(1, round(HELD_OUT * len(train)))
-    if held == len(train):
-        raise UserError(f"{train.name}: too few images to hold some out for a test")
-    out, kept = sorted(order[:held]), sorted(order[held:])
-    test = replace(train, name=f"{train.name}, held out", pictures=[train.pictures[place] for place in out])
-    return replace(train, pictures=[train.pictures[place] for place in kept]), test
 
 
 class Listing:

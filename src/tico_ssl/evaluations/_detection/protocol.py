@@ -13,8 +13,8 @@ import torch
 
 from tico_ssl.data.sources import Given, as_source
 from tico_ssl.evaluations._detection.outlines import coco_tools
-from tico_ssl.evaluations._detection.pictures import Splits, open_pictures
 from tico_ssl.evaluations._detection.settings import RESULTLESS, Settings
+from tico_ssl.evaluations._detection.splits import Splits, open_pictures
 from tico_ssl.evaluations._detection.training import Job, train
 from tico_ssl.features.subjects import Subject, fresh_twin, open_subject
 from tico_ssl.results.record import Result

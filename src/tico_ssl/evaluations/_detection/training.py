@@ -17,11 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tico_ssl.evaluations._detection.drawing import save_sheet
 from tico_ssl.evaluations._detection.network import Detector, build_detector
-from tico_ssl.evaluations._detection.pictures import Splits
 from tico_ssl.evaluations._detection.predicting import find_objects
 from tico_ssl.evaluations._detection.samples import Batch, Maker, TrainingSamples
 from tico_ssl.evaluations._detection.scoring import Numbers, score
 from tico_ssl.evaluations._detection.settings import Settings
+from tico_ssl.evaluations._detection.splits import Splits
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.batch_norm import calibrate, share_statistics
 from tico_ssl.runtime import distributed

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tico_ssl.config import catalogue
 from tico_ssl.evaluations._context import Context
+from tico_ssl.methods._base import build_method
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.batch_norm import calibrate
 from tico_ssl.results.run_folder import open_run
@@ -69,6 +69,6 @@ def _fresh(context: Context) -> nn.Module | None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(recipe.training.seed, "weights"))
         backbone = build_backbone(recipe.backbone, data.image_size, data.mean, data.std)
-        method = catalogue.load("methods", recipe.method.name).build(recipe.method, backbone)
+        method = build_method(recipe.method, backbone)
     projector = getattr(method, "projector", None)
     return projector if isinstance(projector, nn.Module) else None
