@@ -1,4 +1,4 @@
-"""How long judging takes once features are there: kNN and the linear probe at the size of CIFAR-10.
+"""How long an evaluation takes once features are there: kNN and the linear probe at the size of CIFAR-10.
 
     python benchmarks/probes.py [--out FILE]
 
@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
-from tico_ssl.evaluations import knn, linear
 from tico_ssl.features.frozen import Features
+from tico_ssl.features.knn import knn_accuracy
+from tico_ssl.features.linear import probe
+from tico_ssl.features.settings import KnnConfig, LinearConfig
 from tico_ssl.results.run_folder import environment
 from tico_ssl.runtime.device import choose_device
 
@@ -42,8 +44,8 @@ def main() -> None:
     for classes in (10, 100):
         features = drawn(classes)
         for name, measure in (
-            ("knn", lambda f: knn.knn_accuracy(f, knn.Config(), device)),
-            ("linear", lambda f: linear.probe(f, linear.Config(), device)),
+            ("knn", lambda f: knn_accuracy(f, KnnConfig(), device)),
+            ("linear", lambda f: probe(f, LinearConfig(), device)),
         ):
             begin = time.perf_counter()
             numbers = measure(features)

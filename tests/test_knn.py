@@ -13,7 +13,7 @@ from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.evaluations import knn, retrieval
 from tico_ssl.evaluations.retrieval import retrieved
 from tico_ssl.features.frozen import Features
-from tico_ssl.features.knn import knn_accuracy, knn_predictions
+from tico_ssl.features.knn import knn_accuracy, knn_predictions, metric_names
 from tico_ssl.features.neighbours import nearest
 from tico_ssl.features.settings import Voters
 from tico_ssl.networks.backbones import build_backbone
@@ -96,9 +96,9 @@ def test_a_small_temperature_is_the_vote_of_the_nearest_and_a_large_one_counts_h
 
 def test_names_tell_settings_apart():
     pair = [Voters(k=20, temperature=0.07), Voters(k=200, temperature=0.1)]
-    assert knn.metric_names(pair) == ["top1_k20", "top1_k200"]
+    assert metric_names(pair) == ["top1_k20", "top1_k200"]
     same = [*pair, Voters(k=20, temperature=0.1)]
-    assert knn.metric_names(same) == ["top1_k20_t0.07", "top1_k200", "top1_k20_t0.1"]
+    assert metric_names(same) == ["top1_k20_t0.07", "top1_k200", "top1_k20_t0.1"]
     features = Features(normal(50, 4), normal(10, 4, seed=1), labels_of(50, 3), labels_of(10, 3))
     assert len(knn_accuracy(features, knn.Config(voters=tuple(same)))) == 3
 
