@@ -17,7 +17,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from tico_ssl.data.folders import open_folder
+from tico_ssl.data.formats.folder import open_folder
 from tico_ssl.data.source import Source
 from tico_ssl.results.run_folder import environment
 

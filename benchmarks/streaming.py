@@ -25,9 +25,9 @@ from tico_ssl.config.recipe import load_recipe
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.bad_files import BadFiles
 from tico_ssl.data.decoding import jpeg_decoder
+from tico_ssl.data.formats.textures import draw_textures
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_training
-from tico_ssl.data.textures import draw_textures
 from tico_ssl.pipeline.streaming import Prepare, Stream, Task
 from tico_ssl.results.run_folder import environment
 from tico_ssl.runtime.randomness import generator

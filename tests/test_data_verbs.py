@@ -15,7 +15,7 @@ from tico_ssl import pretrain
 from tico_ssl.cli import app, main
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.decoding import decode
-from tico_ssl.data.packed import PAGE
+from tico_ssl.data.formats.packed import PAGE
 from tico_ssl.data.sources import open_source
 from tico_ssl.runtime.errors import UserError
 

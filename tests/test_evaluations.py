@@ -16,7 +16,7 @@ from tico_ssl.config.recipe import load_recipe
 from tico_ssl.config.sections import BackboneConfig, DataConfig
 from tico_ssl.data.arrays import from_arrays
 from tico_ssl.data.decoding import decode
-from tico_ssl.data.packed import open_packed
+from tico_ssl.data.formats.packed import open_packed
 from tico_ssl.data.sources import open_source
 from tico_ssl.evaluations._context import open_context
 from tico_ssl.evaluations.rankme import rankme

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from tico_ssl.data.sources import open_source
 from tico_ssl.evaluations import few_shot
 from tico_ssl.evaluations._context import open_context
 from tico_ssl.evaluations._evaluate import overrides_by_protocol
-from tico_ssl.features.cache import FeatureCache, images_digest, weights_digest
+from tico_ssl.features.cache import FeatureCache, weights_digest
 from tico_ssl.features.extraction import extract
 from tico_ssl.features.frozen import Features
 from tico_ssl.features.subjects import import_model
@@ -125,7 +126,7 @@ def test_other_weights_other_images_and_other_cuts_are_other_features(here, extr
 
 def test_files_are_known_by_name_size_and_time(folder_of_images):
     def known():
-        return images_digest(open_source(DataConfig(source=str(folder_of_images))))
+        return open_source(DataConfig(source=str(folder_of_images))).fingerprint()
 
     first = known()
     assert known() == first
@@ -138,18 +139,18 @@ def test_files_are_known_by_name_size_and_time(folder_of_images):
     assert len({first, touched, renamed, known()}) == 4
 
 
-def test_archives_are_known_by_their_file_and_their_names(tmp_path):
+def test_images_in_archives_are_known_by_the_file_and_their_place(tmp_path):
     source = from_arrays("noise", noise(20), None)
     pack(source, tmp_path / "a.tico", 8)
     place = str(tmp_path / "a.tico")
     opened = open_source(DataConfig(source=place))
-    whole = images_digest(opened, [place])
-    half = images_digest(opened.subset(torch.arange(10)), [place])
-    other = images_digest(opened.subset(torch.arange(10, 20)), [place])
+    whole = opened.fingerprint()
+    half = opened.subset(torch.arange(10)).fingerprint()
+    other = opened.subset(torch.arange(10, 20)).fingerprint()
     assert len({whole, half, other}) == 3
     os.utime(place, (1, 1))
-    assert images_digest(opened, [place]) != whole
-    assert images_digest(opened, []) is None  # nothing to go by: never kept
+    assert opened.fingerprint() != whole
+    assert replace(opened, identity=None).fingerprint() is None  # nothing to go by: never kept
 
 
 def test_a_folder_that_cannot_be_written_costs_time_and_not_the_result(here, capsys):
@@ -344,6 +345,16 @@ def test_a_linear_probe_between_epochs_does_not_touch_training(tiny, tmp_path):
     assert len(lines) == 3
     assert all(0 <= line["linear_top1"] <= line["linear_top5"] <= 100 for line in lines)
     assert not any("linear_top1" in line for line in runs[False].metrics())
+
+
+def test_of_images_that_nothing_identifies_nothing_is_kept(here):
+    made = []
+    for identified in (True, True, False, False):
+        context = open_context("b.safetensors", "x.npz", cache=True)
+        if not identified:
+            context.train = replace(context.train, identity=None)
+        context.part("any", few_shot.Config(), "name", lambda place: made.append(place is not None) or {"one": 1.0})
+    assert made == [True, False, False]  # the second was found finished; the last two were made each time
 
 
 def test_context_without_a_home_keeps_nothing(here):

@@ -15,7 +15,7 @@ from sklearn.svm import LinearSVC
 
 from tico_ssl import evaluate
 from tico_ssl.config.sections import BackboneConfig
-from tico_ssl.data.layouts import VOC_CLASSES
+from tico_ssl.data.formats.voc2007 import VOC_CLASSES
 from tico_ssl.evaluations import svm
 from tico_ssl.features.extraction import squashed
 from tico_ssl.features.frozen import Features

@@ -11,8 +11,9 @@ from PIL import Image
 from scipy.io import savemat
 
 from tico_ssl.config.sections import DataConfig
-from tico_ssl.data.folders import open_folder
-from tico_ssl.data.layouts import VOC_CLASSES, find_layout
+from tico_ssl.data.formats import recognise
+from tico_ssl.data.formats.folder import open_folder
+from tico_ssl.data.formats.voc2007 import VOC_CLASSES
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_source
 from tico_ssl.runtime.errors import UserError
@@ -189,7 +190,7 @@ def test_archives_beside_the_folders_do_not_matter(tmp_path):
 def test_other_class_folders_are_no_imagenet(tmp_path):
     imagenet(tmp_path)
     write(tmp_path / "train" / "cats" / "1.jpg")
-    assert find_layout(tmp_path) is None
+    assert recognise(str(tmp_path))[0] == "folder"
 
 
 def test_malformed_lists_of_imagenet_are_one_line(tmp_path):
@@ -494,7 +495,7 @@ def test_voc_without_test_lists_has_no_test_split(tmp_path):
 def test_other_data_in_the_folders_of_voc_are_a_plain_folder(tmp_path):
     write(tmp_path / "ImageSets" / "Main" / "trainval.txt", "1\n")
     write(tmp_path / "JPEGImages" / "1.jpg")
-    assert find_layout(tmp_path) is None
+    assert recognise(str(tmp_path))[0] == "folder"
     assert len(source(tmp_path)) == 1
 
 

@@ -9,7 +9,7 @@ from tico_ssl.config.sections import DataConfig
 from tico_ssl.config.views import ViewPolicy
 from tico_ssl.data.arrays import from_arrays
 from tico_ssl.data.bad_files import BadFiles
-from tico_ssl.data.packed import open_packed
+from tico_ssl.data.formats.packed import open_packed
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_source
 from tico_ssl.pipeline import streaming

@@ -21,7 +21,7 @@ from test_target_methods import Watched
 from tico_ssl import pretrain
 from tico_ssl.config import catalogue
 from tico_ssl.config.recipe import load_recipe, packaged_recipes
-from tico_ssl.data.textures import CLASSES, draw_textures
+from tico_ssl.data.formats.textures import CLASSES, draw_textures
 from tico_ssl.methods._base import Batch, Method
 from tico_ssl.methods._queue import KeyQueue, mean_cosine
 from tico_ssl.networks.batch_norm import share_statistics

@@ -23,7 +23,7 @@ from PIL import Image
 
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.decoding import BadImage, Reading, decode
-from tico_ssl.data.packed import PAGE, PREAMBLE, open_packed, verify_packed
+from tico_ssl.data.formats.packed import PAGE, PREAMBLE, open_packed, verify_packed
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_source
 from tico_ssl.pipeline import packing

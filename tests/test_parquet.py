@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 
 from tico_ssl.config.sections import DataConfig
-from tico_ssl.data import parquet
 from tico_ssl.data.decoding import BadImage, Reading
-from tico_ssl.data.parquet import holds_parquet, open_parquet
+from tico_ssl.data.formats import parquet
+from tico_ssl.data.formats.parquet import matches, open_parquet
 from tico_ssl.data.sources import open_source
 from tico_ssl.runtime.errors import UserError
 
@@ -228,9 +228,9 @@ def test_folders_of_images_are_not_taken_for_parquet(tmp_path):
         (tmp_path / f"{name}.png").write_bytes(png(0))
     for name in ("", "deep"):
         write(tmp_path / "train" / "cats" / name / "metadata.parquet")
-        assert not holds_parquet(tmp_path / "train")
-    assert not holds_parquet(tmp_path)
-    assert not holds_parquet(tmp_path / "nowhere")
+        assert not matches(str(tmp_path / "train"))
+    assert not matches(str(tmp_path))
+    assert not matches(str(tmp_path / "nowhere"))
     assert open_source(DataConfig(source=str(tmp_path))).classes == ("cats", "dogs")
 
 

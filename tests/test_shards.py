@@ -14,9 +14,10 @@ import pytest
 import torch
 from PIL import Image
 
-from tico_ssl.data import shards
 from tico_ssl.data.decoding import BadImage, Reading
-from tico_ssl.data.shards import expand_braces, index_places, open_shards
+from tico_ssl.data.formats import _tar_index, shards
+from tico_ssl.data.formats._tar_index import index_places
+from tico_ssl.data.formats.shards import expand_braces, open_shards
 from tico_ssl.runtime.errors import UserError
 
 
@@ -274,7 +275,7 @@ def test_a_shard_is_scanned_once(folder, monkeypatch):
     open_shards(str(folder))
     assert len(list(folder.glob("*.tar.index.npz"))) == 3
     assert not list(folder.glob("*.tmp"))
-    monkeypatch.setattr(shards, "scan", no_scan)
+    monkeypatch.setattr(_tar_index, "scan", no_scan)
     source = open_shards(str(folder))
     check(source, range(12))
     assert source.labels.tolist() == [seed % 3 for seed in range(12)]
@@ -328,7 +329,7 @@ def test_where_nothing_can_be_written_the_cache_holds_the_index(folder, tmp_path
     assert cached.is_file()
     assert cached.parent == tmp_path / "cache" / "tico-ssl"
     assert not list(folder.glob("*.tmp"))
-    monkeypatch.setattr(shards, "scan", no_scan)
+    monkeypatch.setattr(_tar_index, "scan", no_scan)
     check(open_shards(str(shard)), range(4))
 
 

@@ -15,11 +15,12 @@ from torch.utils.data import Dataset
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data import decoding
 from tico_ssl.data.arrays import from_arrays, from_dataset
-from tico_ssl.data.decoding import SUFFIXES, BadImage, Reading, decode, jpeg_decoder
+from tico_ssl.data.decoding import BadImage, Reading, decode, jpeg_decoder
+from tico_ssl.data.formats.textures import CLASSES
+from tico_ssl.data.formats.torchvision import SETS
+from tico_ssl.data.names import SUFFIXES
 from tico_ssl.data.source import Source, joined
 from tico_ssl.data.sources import open_source
-from tico_ssl.data.textures import CLASSES
-from tico_ssl.data.torchvision_sets import SETS
 from tico_ssl.pipeline.packing import pack
 from tico_ssl.runtime.errors import UserError
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tico_ssl.data.textures import CLASSES, draw_textures
+from tico_ssl.data.formats.textures import CLASSES, draw_textures
 
 Sample = tuple[Tensor, Tensor]
 

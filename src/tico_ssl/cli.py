@@ -335,7 +335,7 @@ def pack(
 @data_app.command()
 def verify(file: Annotated[str, typer.Argument(metavar="FILE", help="A packed file.")]) -> None:
     """Read a packed file and compare all its checksums. Exit code 2 if anything is damaged."""
-    from tico_ssl.data.packed import verify_packed
+    from tico_ssl.data.formats.packed import verify_packed
     from tico_ssl.runtime.progress import say
 
     images, size = verify_packed(Path(file).expanduser(), label="verifying")

@@ -9,7 +9,7 @@ from tico_ssl.config.recipe import load_recipe, packaged_recipes
 from tico_ssl.config.section import Section
 from tico_ssl.config.study import load_study, packaged_studies
 from tico_ssl.config.views import packaged_policies, policy_summary
-from tico_ssl.data.torchvision_sets import SETS
+from tico_ssl.data import formats
 from tico_ssl.networks import backbones
 from tico_ssl.runtime.errors import UserError, suggestion
 from tico_ssl.runtime.progress import console
@@ -26,7 +26,12 @@ def _backbones() -> Entries:
 
 
 def _data() -> Entries:
-    return [("textures", "drawn here, ten patterns; needs no files")] + [(name, "torchvision") for name in SETS]
+    """Data sets by name, then the formats that read a path: named before it only where it would be read as another."""
+    named = formats.names()
+    unlisted = {*named.values(), "dataset"}  # an object cannot be named on a command line
+    paths = [name for name in catalogue.entries(formats.KIND) if name not in unlisted]
+    about = [*named.items()] + [(f"{name}:PATH", name) for name in paths]
+    return [(name, catalogue.summary(formats.KIND, format)) for name, format in about]
 
 
 CATALOGUES: dict[str, Callable[[], Entries]] = {

@@ -1,6 +1,6 @@
-"""Catalogues are folders: every module in `methods/`, `evaluations/` or `exporting/` is an entry under its file name,
-except those whose name begins with an underscore. Outside this package a dotted import path is a name too:
-`my_lab.methods.better_tico`.
+"""Catalogues are folders: every module in `methods/`, `evaluations/`, `exporting/` or `data/formats/` is an entry under
+its file name, except those whose name begins with an underscore. Outside this package a dotted import path is a name
+too: `my_lab.methods.better_tico`.
 
 What an entry declares - its settings, its metrics, its first line - can be read without importing it: of the module's
 statements only those are executed that the declaration depends on. So a recipe is checked, described and listed before
@@ -26,6 +26,7 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "methods": ("method", ("Config", "build")),
     "evaluations": ("evaluation", ("Config", "run")),
     "exporting": ("export format", ("write",)),
+    "data/formats": ("data format", ("matches", "open")),
 }
 
 

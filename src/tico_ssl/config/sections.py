@@ -15,7 +15,8 @@ class DataConfig(Section):
     source: str | list[str] = "textures"
     """A folder of images (with or without class folders, with or without train/ and test/; ImageNet, Tiny-ImageNet,
     Places-205, iNaturalist 2018 and VOC2007 as they are handed out), several of them, a text file of paths, a packed,
-    .npz, .npy, .tar or .parquet file, or a name: textures, cifar10, cifar100, stl10, ..."""
+    .npz, .npy, .tar or .parquet file, or a name: textures, cifar10, cifar100, stl10, ... `FORMAT:` before a place says
+    how to read it, also by a module of your own: my_lab.formats.dicom:scans/"""
     root: str = "data"
     """Where data sets that are given by name lie on disk."""
     download: bool = False

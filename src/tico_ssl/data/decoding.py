@@ -22,10 +22,9 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from tico_ssl.data.names import ARRAY_SUFFIX
 from tico_ssl.runtime.errors import UserError
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"}
-ARRAY_SUFFIX = ".npy"
 MOST_PIXELS = 200_000_000  # of one image; what claims more is a mistake or an attack
 
 
@@ -98,7 +97,8 @@ def jpeg_decoder() -> Callable[[Tensor], Tensor] | None:
     try:
         from torchcodec.decoders import decode_image  # from 0.16 on
 
-        return decode_image
+        decoder: Callable[[Tensor], Tensor] = decode_image
+        return decoder
     except Exception:
         pass
     try:

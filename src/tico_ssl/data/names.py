@@ -1,4 +1,4 @@
-"""Many strings in two arrays.
+"""Names of image files: how they end, and many of them in two arrays.
 
 A Python list of a million paths is a million objects, which every worker process copies as it counts references.
 """
@@ -7,6 +7,9 @@ import os
 from collections.abc import Iterable, Iterator
 
 import numpy as np
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"}
+ARRAY_SUFFIX = ".npy"
 
 
 class Names:

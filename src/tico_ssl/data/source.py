@@ -4,15 +4,20 @@ A source knows how many images it has, their labels if they have any, and how to
 are all of one size also hold them as one tensor, which the loader can keep on the device.
 """
 
+import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 Split = Literal["train", "test"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,8 @@ class Source:
 
     `fetch` raises BadImage for an image that cannot be read; `files` says where an image lies, if it has its own file;
     `mapped` images are on disk, whatever the tensor pretends; `rows` are the places in `images` of this source's
-    images (None: all, in order), so `take` is the way to get at them.
+    images (None: all, in order), so `take` is the way to get at them. `identity` tells an image from all others without
+    decoding it: its pixels where they are in memory, else its file's path, size and time, and its place in that file.
     """
 
     name: str
@@ -34,6 +40,7 @@ class Source:
     files: Callable[[int], Path] | None = None
     mapped: bool = False
     rows: Tensor | None = None
+    identity: Callable[[int], bytes] | None = None
 
     def __len__(self) -> int:
         return self.count
@@ -45,7 +52,7 @@ class Source:
 
     def subset(self, index: Tensor) -> "Source":
         """The images at these places. What is mapped stays on disk; of what is in memory, the rest can go."""
-        places, files = index.numpy(), self.files
+        places, files, identity = index.numpy(), self.files, self.identity
         if self.mapped:
             images, rows = self.images, index if self.rows is None else self.rows[index]
         else:
@@ -59,6 +66,7 @@ class Source:
             names=lambda i: self.names(int(places[i])),
             files=None if files is None else lambda i: files(int(places[i])),
             rows=rows,
+            identity=None if identity is None else lambda i: identity(int(places[i])),
         )
 
     def limited(self, limit: int | None) -> "Source":
@@ -67,37 +75,63 @@ class Source:
             return self
         return self.subset(torch.arange(limit) * self.count // limit)
 
+    def fingerprint(self) -> str | None:
+        """A digest of these images in this order. None where nothing identifies them: what is made of such images
+        cannot be kept for the next time."""
+        if self.identity is None:
+            return None
+        digest = hashlib.sha256()
+        for place in range(self.count):
+            digest.update(self.identity(place))
+        return digest.hexdigest()[:16]
+
+
+def file_identity(path: Path, place: int | None = None) -> bytes:
+    """What identifies an image that is a file, or that lies at some place in one."""
+    try:
+        status = path.stat()
+        known = f"{status.st_size} {status.st_mtime_ns}"
+    except OSError:
+        known = "missing"
+    return os.fsencode(path) + f"\0{known}\0".encode() + (b"" if place is None else b"%d\0" % place)
+
 
 def joined(sources: Sequence[Source]) -> Source:
     """Several sources as one. Labels are kept when all have one an image; classes of one name are one class."""
     if len(sources) == 1:
         return sources[0]
-    starts = [0]
-    for source in sources:
-        starts.append(starts[-1] + len(source))
+    ends = np.cumsum([len(source) for source in sources])
 
-    def at(place: int) -> tuple[Source, int]:
-        number = next(i for i in range(len(sources)) if place < starts[i + 1])
-        return sources[number], place - starts[number]
+    def each(calls: Sequence[Callable[[int], T] | None]) -> Callable[[int], T] | None:
+        """What each source says of its own places, over the places of all; None unless all have something to say."""
+        known = [call for call in calls if call is not None]
+        if len(known) < len(calls):
+            return None
 
+        def ask(place: int) -> T:
+            number = int(np.searchsorted(ends, place, side="right"))
+            return known[number](place - (int(ends[number - 1]) if number else 0))
+
+        return ask
+
+    fetch, names = each([source.fetch for source in sources]), each([partial(_full_name, source) for source in sources])
+    assert fetch is not None
+    assert names is not None
     labels, classes = _joined_labels(sources)
-    files = None
-    if all(source.files is not None for source in sources):
+    return Source(
+        " + ".join(source.name for source in sources),
+        int(ends[-1]),
+        fetch,
+        labels=labels,
+        classes=classes,
+        names=names,
+        files=each([source.files for source in sources]),
+        identity=each([source.identity for source in sources]),
+    )
 
-        def files(place: int) -> Path:
-            source, inside = at(place)
-            assert source.files is not None
-            return source.files(inside)
 
-    def fetch(place: int) -> Tensor:
-        source, inside = at(place)
-        return source.fetch(inside)
-
-    def names(place: int) -> str:
-        source, inside = at(place)
-        return f"{source.name}/{source.names(inside)}"
-
-    return Source(" + ".join(s.name for s in sources), starts[-1], fetch, None, labels, classes, names, files)
+def _full_name(source: Source, place: int) -> str:
+    return f"{source.name}/{source.names(place)}"
 
 
 def _joined_labels(sources: Sequence[Source]) -> tuple[Tensor | None, tuple[str, ...]]:

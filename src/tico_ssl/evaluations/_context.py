@@ -15,7 +15,7 @@ from torch import Tensor
 from tico_ssl.config.section import Section
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import Given, open_source, open_training, shown
-from tico_ssl.features.cache import FeatureCache, images_digest
+from tico_ssl.features.cache import FeatureCache
 from tico_ssl.features.extraction import needed_side, pixels
 from tico_ssl.features.frozen import Features, frozen_features
 from tico_ssl.features.splits import splits
@@ -110,8 +110,8 @@ class Context:
 
     def part(self, protocol: str, config: Section, name: str, make: Callable[[Path | None], Numbers]) -> Numbers:
         """The numbers of a part of a long protocol. One that has been finished is not made again; `make` gets a place,
-        without a suffix, for a checkpoint of one that has not."""
-        if self.home is None:
+        without a suffix, for a checkpoint of one that has not. Of images that nothing identifies, nothing is kept."""
+        if self.home is None or None in self._images:
             return make(None)
         decisive = [config.model_dump(mode="json"), self.data, self.checkpoint, self.seed, self._images]
         short = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:8]
@@ -131,7 +131,7 @@ class Context:
 
     @cached_property
     def _images(self) -> list[str | None]:
-        return [images_digest(source, self.cache.places) for source in (self.train, self.test)]
+        return [source.fingerprint() for source in (self.train, self.test)]
 
 
 def open_context(run: str | Path, data: Given | None = None, cache: bool = False) -> Context:
@@ -149,7 +149,6 @@ def open_context(run: str | Path, data: Given | None = None, cache: bool = False
     twin = untrained_twin(backbone, train, seed, device)
     backbones = {"trained": backbone, "untrained": twin} if subject.trained else {"untrained": twin}
     described = {"source": shown(config), "train": len(train), "test": len(test_images), "split": how}
-    places = (config.source,) if isinstance(config.source, str) else tuple(config.source)
     return Context(
         backbones,
         train,
@@ -158,7 +157,7 @@ def open_context(run: str | Path, data: Given | None = None, cache: bool = False
         subject.checkpoint,
         seed,
         device,
-        FeatureCache(subject.home / "features" if cache else None, places, config.reduced_decoding),
+        FeatureCache(subject.home / "features" if cache else None, config.reduced_decoding),
         subject.home if cache else None,
         lambda shorter: training(shorter)[0],
         subject.home if Path(run).expanduser().is_dir() else None,

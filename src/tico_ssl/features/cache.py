@@ -6,9 +6,7 @@ they were computed. So nothing can be stale, and a file may be deleted at any ti
 
 import hashlib
 import json
-import os
 import zlib
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +24,6 @@ from tico_ssl.runtime.files import written_atomically
 from tico_ssl.runtime.progress import say
 
 VERSION = 1  # of what a file holds: raise it when the same key would mean other numbers
-PIECE = 1024  # images that are hashed at a time
-ARCHIVES = (".tar", ".parquet", ".tico")
 
 
 def weights_digest(backbone: Backbone) -> str:
@@ -40,35 +36,11 @@ def weights_digest(backbone: Backbone) -> str:
     return found.hexdigest()[:16]
 
 
-def images_digest(source: Source, places: Sequence[str] = ()) -> str | None:
-    """What is known of the images without reading them all: their content where they are in memory, else names, sizes
-    and times of their files, or of the archives at `places`. None where there is nothing to go by."""
-    found = hashlib.sha256()
-    if source.images is not None and not source.mapped:
-        found.update(str(tuple(source.images.shape[1:])).encode())
-        for piece in torch.arange(len(source)).split(PIECE):
-            found.update(_bytes(source.take(piece)))
-    elif source.files is not None:
-        _add_files(found, (source.files(place) for place in range(len(source))))
-    else:
-        archives = [file for place in places for file in _archives(Path(place).expanduser())]
-        if not archives:
-            return None
-        _add_files(found, archives)
-        if source.rows is not None:
-            found.update(_bytes(source.rows))
-        for place in range(len(source)):
-            found.update(os.fsencode(source.names(place)) + b"\0")
-    return found.hexdigest()[:16]
-
-
 @dataclass(frozen=True)
 class FeatureCache:
     """Extracts features, or reads them from a folder. Without a folder it always extracts."""
 
     folder: Path | None
-    places: tuple[str, ...] = ()
-    """Where the data lie, as a user names them: archives are recognised by their size and time."""
     reduced_decoding: bool = True
     """Whether large JPEGs are decoded at a fraction of their size."""
 
@@ -85,7 +57,7 @@ class FeatureCache:
         return made
 
     def _file(self, backbone: Backbone, source: Source, device: torch.device, whole: bool) -> Path | None:
-        if self.folder is None or (images := images_digest(source, self.places)) is None:
+        if self.folder is None or (images := source.fingerprint()) is None:
             return None
         seen = {"whole": whole, "shorter": needed_side(backbone) if self.reduced_decoding else None}
         computed = {"device": device.type, "precision": "float32"}
@@ -124,19 +96,3 @@ def _checksum(made: Extracted) -> str:
 def _bytes(tensor: Tensor) -> Any:
     """As something that can be hashed without a copy."""
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-
-
-def _archives(place: Path) -> list[Path]:
-    if place.is_dir():
-        return sorted(file for file in place.rglob("*") if file.suffix in ARCHIVES)
-    return [place] if place.is_file() else []
-
-
-def _add_files(found: "hashlib._Hash", files: Iterable[Path]) -> None:
-    for file in files:
-        try:
-            status = os.stat(file)  # noqa: PTH116 - a million Path objects would take seconds
-            known = f"{status.st_size} {status.st_mtime_ns}"
-        except OSError:
-            known = "missing"
-        found.update(os.fsencode(file) + f"\0{known}\0".encode())

@@ -44,8 +44,7 @@ def picture_of(run: str | Path, data: Given | None, points: int, galleries: int,
     train, test = _splits(subject, needed_side(subject.backbone))
     asked = test.limited(points)
     bank = train.limited(JUDGED_BANK if subject.checkpoint in judged else BANK)
-    places = subject.data.source if isinstance(subject.data.source, (list, tuple)) else [subject.data.source]
-    cache, device = FeatureCache(subject.home / "features", tuple(places)), choose_device()
+    cache, device = FeatureCache(subject.home / "features"), choose_device()
     of_bank = cache.extract(subject.backbone, bank, device, "embedding")
     of_test = cache.extract(subject.backbone, asked, device, "embedding")
 

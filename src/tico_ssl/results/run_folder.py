@@ -8,6 +8,7 @@ results.jsonl
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -116,7 +117,8 @@ def create_run(folder: Path, recipe: Recipe[Any], overwrite: bool) -> None:
 def _require_same(old: Recipe[Any], new: Recipe[Any], folder: Path) -> None:
     """A run resumes to the bit only as what it was."""
     before, after = flattened(old.model_dump(mode="json")), flattened(new.model_dump(mode="json"))
-    changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    keys = before.keys() | after.keys()
+    changed = sorted(key for key in keys if _unnumbered(before.get(key)) != _unnumbered(after.get(key)))
     changed = [key for key in changed if not key.startswith(("description", "training.log_every", "training.workers"))]
     if changed:
         key = changed[0]
@@ -124,6 +126,12 @@ def _require_same(old: Recipe[Any], new: Recipe[Any], folder: Path) -> None:
             f"{folder} cannot be resumed with another recipe: {key} was {before.get(key)}, is {after.get(key)}"
             + (f" (and {len(changed) - 1} more)" if len(changed) > 1 else "")
         )
+
+
+def _unnumbered(value: Any) -> Any:
+    """Data sets from Python that have one class are numbered within a program: no number tells whether the objects of
+    two programs are the same."""
+    return re.sub(r"^(python:.+)-\d+$", r"\1", value) if isinstance(value, str) else value
 
 
 def flattened(values: Any, path: str = "") -> dict[str, Any]:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tico_ssl.data.layouts import VOC_CLASSES
+from tico_ssl.data.formats.voc2007 import VOC_CLASSES
 from tico_ssl.data.listings import read_lines
 from tico_ssl.evaluations._detection.pictures import Instance, Listing, Picture, Pictures, Rule
 from tico_ssl.runtime.errors import UserError, suggestion

@@ -1,4 +1,4 @@
-"""The built-in data set `textures`: ten patterns, drawn on demand from a seed instead of shipped.
+"""Ten patterns, drawn on demand from a seed instead of shipped; needs no files.
 
 The class is the pattern and nothing else. Orientation, frequency, offset, colours, share of foreground, shading and
 noise are drawn from the same distributions for every class, so neither colour statistics nor raw pixels give the
@@ -11,12 +11,33 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
+from tico_ssl.config.sections import DataConfig
+from tico_ssl.data.arrays import from_arrays
+from tico_ssl.data.decoding import Reading
+from tico_ssl.data.source import Source, Split
+
+RANK = -1  # a name means the same whatever folders are called
+NAMES = ("textures",)
+COUNTS: dict[Split, int] = {"train": 10_000, "test": 2_000}
+
 Pattern = Callable[[Tensor, Tensor], Tensor]
 
 _CHUNK = 100  # images drawn at a time: bounds the memory, and must stay a multiple of the number of classes
 _PERIODS = (3.2, 5.0)  # per image side: a crop of 30 % of the area still shows almost two periods
 _FOREGROUND = (0.42, 0.58)  # share of the image that the foreground colour covers
 _LUMINANCE = torch.tensor([0.299, 0.587, 0.114])
+
+
+def matches(place: str) -> bool:
+    """The name."""
+    return place in NAMES
+
+
+def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
+    """Images of the size that the network sees; as many as `data.limit` says, for training."""
+    count = config.limit if split == "train" and config.limit else COUNTS[split]
+    images, labels = draw_textures(count, config.image_size, seed=0 if split == "train" else 1)
+    return from_arrays(place, images, labels, CLASSES)
 
 
 # Each pattern maps coordinates, in periods, to a field that grows by about one per period away from the figure. Only

@@ -1,4 +1,4 @@
-"""ImageNet-1k, or a part of it with the same class folders, by hand or from Kaggle's archive; and Tiny-ImageNet."""
+"""ImageNet-1k or a part of it, also as Kaggle hands it out, and Tiny-ImageNet: class folders named by wnids."""
 
 import os
 import re
@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.decoding import Reading
-from tico_ssl.data.folders import open_folder
+from tico_ssl.data.formats.folder import open_folder
 from tico_ssl.data.listings import read_json, read_lines
 from tico_ssl.data.names import printable
 from tico_ssl.data.source import Source, Split
@@ -24,14 +25,21 @@ UNSORTED = ("", "images")  # folders of validation images that are no classes: I
 DEVELOPMENT_KIT = Path("ILSVRC2012_devkit_t12", "data")
 
 
-def find_imagenet(root: Path) -> Path | None:
+def matches(place: str) -> bool:
+    """A folder with class folders named by wnids in train/, or Kaggle's archive with one."""
+    return _home(Path(place).expanduser()) is not None
+
+
+def _home(root: Path) -> Path | None:
     """The folder that holds train/ with folders named by wnids: this one, or the one inside Kaggle's archive."""
     places = (root, root / "CLS-LOC", root / "Data/CLS-LOC", root / "ILSVRC/Data/CLS-LOC")
     return next((place for place in places if _wnid_folders(place / "train")), None)
 
 
-def open_imagenet(home: Path, split: Split, reading: Reading) -> Source | None:
+def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
     """Class folders, numbered in the order of their wnids; validation images may also lie flat, with a list."""
+    home = _home(Path(place).expanduser())
+    assert home is not None
     folder = home / "train" if split == "train" else _test_folder(home)
     if folder is None:
         return None

@@ -1,4 +1,4 @@
-"""One file instead of a million: squares of one size, or small JPEGs end to end, mapped into memory.
+"""A packed file: squares of one size, or small JPEGs end to end, in one file that is mapped into memory.
 
     page        4,096 bytes: magic, version, where the header lies, the size of the file, a checksum
     data        fixed: uint8 (N, C, size, size); jpeg: encoded images
@@ -18,6 +18,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -25,17 +26,30 @@ from zlib import crc32
 import numpy as np
 import torch
 
+from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.decoding import Reading
 from tico_ssl.data.names import printable
-from tico_ssl.data.source import Source
+from tico_ssl.data.source import Source, Split, file_identity
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import track
 
 SUFFIX = ".tico"
+ENDINGS = (SUFFIX,)
 MAGIC, VERSION, PAGE = b"TICOPACK", 1, 4096
 PREAMBLE = struct.Struct("<8sIIQQQ")  # magic, version, the header's checksum, offset and size, the size of the file
 # Linux refuses to map a file larger than its memory for writing, even privately, without this flag.
 NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+
+
+def matches(place: str) -> bool:
+    """A file with the ending."""
+    path = Path(place).expanduser()
+    return path.suffix in ENDINGS and path.is_file()
+
+
+def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
+    """All of it is for training."""
+    return open_packed(Path(place).expanduser(), reading) if split == "train" else None
 
 
 def open_packed(path: Path, reading: Reading | None = None) -> Source:
@@ -48,12 +62,20 @@ def open_packed(path: Path, reading: Reading | None = None) -> Source:
     labels = None
     if "labels" in sections:
         labels = torch.tensor(np.frombuffer(sections["labels"], "<i8")).view(count, -1).squeeze(1)
-    about = labels, tuple(header["classes"]), name
+    source = partial(
+        Source,
+        header["name"],
+        count,
+        labels=labels,
+        classes=tuple(header["classes"]),
+        names=name,
+        identity=lambda i: file_identity(path, i),
+    )
     if header["kind"] == "fixed":
         images = torch.frombuffer(sections["data"], dtype=torch.uint8).view(count, header["channels"], size, size)
-        return Source(header["name"], count, images.__getitem__, images, *about, mapped=True)
+        return source(images.__getitem__, images, mapped=True)
     wanted = reading or Reading(header["channels"])
-    return Source(header["name"], count, lambda i: wanted.decode(content(i), f"{path}: image {i}"), None, *about)
+    return source(lambda i: wanted.decode(content(i), f"{path}: image {i}"))
 
 
 def verify_packed(path: Path, label: str | None = None) -> tuple[int, int]:

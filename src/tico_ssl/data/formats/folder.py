@@ -1,4 +1,4 @@
-"""Images in files: a folder of any depth, with or without class folders and splits, or a text file that lists paths."""
+"""A folder of image files at any depth, with or without class folders and splits."""
 
 import os
 from pathlib import Path
@@ -6,12 +6,30 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tico_ssl.data.decoding import ARRAY_SUFFIX, IN_FULL, SUFFIXES, Reading
-from tico_ssl.data.names import Names, printable
+from tico_ssl.config.sections import DataConfig
+from tico_ssl.data.decoding import IN_FULL, Reading
+from tico_ssl.data.formats import shards
+from tico_ssl.data.formats._files import files_source
+from tico_ssl.data.names import ARRAY_SUFFIX, SUFFIXES
 from tico_ssl.data.source import Source, Split
 from tico_ssl.runtime.errors import UserError
 
+RANK = 3  # any folder is one: archives and data sets that are handed out as folders are looked for before
 SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test", "val", "valid", "validation")}
+
+
+def matches(place: str) -> bool:
+    """Any folder."""
+    return Path(place).expanduser().is_dir()
+
+
+def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
+    """Image files. Where there are none, but compressed shards, the error says what to do about those."""
+    root = Path(place).expanduser()
+    source = open_folder(root, split, reading)
+    if source is not None and len(source) == 0 and shards.holds(root, shards.COMPRESSED):
+        return shards.open_shards(place, reading)
+    return source
 
 
 def open_folder(root: Path, split: Split, reading: Reading = IN_FULL) -> Source | None:
@@ -26,37 +44,6 @@ def open_folder(root: Path, split: Split, reading: Reading = IN_FULL) -> Source 
     labels = _labels_by_folder(files, folder, classes)
     name = folder.name if folder == root else f"{root.name}/{folder.name}"
     return files_source(name, folder, files, reading, labels, classes if labels is not None else ())
-
-
-def open_list(path: Path, reading: Reading = IN_FULL) -> Source:
-    """The files that a text names, one a line, relative to the text; empty lines and comments (#) do not count."""
-    lines = [os.fsdecode(line.strip()) for line in path.read_bytes().splitlines()]
-    files = [line for line in lines if line and not line.startswith("#")]
-    missing = next((file for file in files if not (path.parent / file).exists()), None)
-    if missing is not None:
-        raise UserError(f"{path}: names a file that does not exist: {printable(missing)}")
-    return files_source(path.name, path.parent, files, reading)
-
-
-def files_source(
-    name: str,
-    folder: Path,
-    files: list[str],
-    reading: Reading,
-    labels: Tensor | None = None,
-    classes: tuple[str, ...] = (),
-) -> Source:
-    """Files with paths relative to a folder, in the order given."""
-    names = Names(files)
-    return Source(
-        name,
-        len(names),
-        lambda i: reading.decode(folder / names[i], printable(names[i])),
-        labels=labels,
-        classes=classes,
-        names=names.__getitem__,
-        files=lambda i: folder / names[i],
-    )
 
 
 def _image_files(folder: Path, suffixes: set[str]) -> list[str]:

@@ -11,10 +11,8 @@ import functools
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +20,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tico_ssl.data.decoding import IN_FULL, SUFFIXES, BadImage, Reading
-from tico_ssl.data.source import Source
+from tico_ssl.config.sections import DataConfig
+from tico_ssl.data.decoding import IN_FULL, BadImage, Reading
+from tico_ssl.data.formats._hub_folders import SUFFIX, holds_parquet, split_files
+from tico_ssl.data.source import Source, Split, file_identity
 from tico_ssl.runtime.errors import UserError
 
-SUFFIX = ".parquet"
-GLANCE = 100  # entries by which a folder is judged, so that nobody waits for the list of a million images
+RANK = 1  # a data set that is handed out as a folder may have tables beside its images
+ENDINGS = (SUFFIX,)
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "labels", "fine_label")
-SPLIT_NAMES = {"train": ("train",), "test": ("test", "val")}  # how names begin; the first that is found counts
 FAILURES = (ValueError, OSError, RuntimeError, IndexError)  # what pyarrow's own errors are, and too few rows
 CACHE_BYTES = 1 << 30  # of unpacked groups that a source keeps per process
+
+
+def matches(place: str) -> bool:
+    """A parquet file, or a folder that is a data set of them."""
+    path = Path(place).expanduser()
+    return holds_parquet(path) if path.is_dir() else path.suffix in ENDINGS and path.is_file()
+
+
+def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
+    """Images by groups of rows."""
+    return open_parquet(Path(place).expanduser(), split, reading)
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,15 @@ def open_parquet(path: Path, split: str = "train", reading: Reading = IN_FULL) -
         raise UserError(f"{path}: no rows in {len(files)} parquet file(s)")
     labels = read_labels(files)
     classes = files[0].classes if labels is not None and int(labels.max()) < len(files[0].classes) else ()
-    return Source(path.name or str(path), reader.count, reader.fetch, labels=labels, classes=classes, names=reader.name)
+    return Source(
+        path.name or str(path),
+        reader.count,
+        reader.fetch,
+        labels=labels,
+        classes=classes,
+        names=reader.name,
+        identity=reader.identity,
+    )
 
 
 class Reader:
@@ -101,8 +119,16 @@ class Reader:
 
     def name(self, place: int) -> str:
         """The file and the row in it."""
+        path, row = self._row(place)
+        return f"{path.name}:{row}"
+
+    def identity(self, place: int) -> bytes:
+        """The same, with the size and time of the file."""
+        return file_identity(*self._row(place))
+
+    def _row(self, place: int) -> tuple[Path, int]:
         number = int(np.searchsorted(self._first, place, side="right")) - 1
-        return f"{self._files[number].path.name}:{place - self._first[number]}"
+        return self._files[number].path, place - int(self._first[number])
 
     def _group(self, group: int) -> Any:
         key = os.getpid(), group
@@ -114,90 +140,6 @@ class Reader:
         file = self._files[self._groups[group, 0]]
         with _parquet().ParquetFile(file.path, metadata=file.metadata) as opened:
             return opened.read_row_group(int(self._groups[group, 1]), [file.image], use_threads=False).column(0)
-
-
-def holds_parquet(root: Path) -> bool:
-    """Whether a folder is a data set in parquet: files here, in the folder of a configuration, or of a split there.
-
-    Deeper files that lie beside images do not count: they describe those.
-    """
-    endings, folders = _seen(root)
-    if SUFFIX in endings:
-        return True
-    for folder in folders:
-        endings, inside = _seen(folder, GLANCE)
-        deeper = [_seen(place, GLANCE)[0] for place in inside if _names_split(place.name)]
-        if any(SUFFIX in found and not found & SUFFIXES for found in (endings, *deeper)):
-            return True
-    return False
-
-
-def _seen(folder: Path, most: int | None = None) -> tuple[set[str], list[Path]]:
-    """How the names of files in a folder end, and the folders in it."""
-    endings, folders = set(), []
-    for entry in _entries(folder, most):
-        if entry.is_dir():
-            folders.append(Path(entry.path))
-        else:
-            endings.add(entry.name[entry.name.rfind(".") :])
-    return endings, folders
-
-
-def split_files(path: Path, split: str) -> list[Path] | None:
-    """The files of a split; None where there is no test."""
-    if not path.is_dir():
-        return [path] if split == "train" else None
-    files = _named_files(path)
-    for start in SPLIT_NAMES[split]:
-        named = [file for name, file in files if name.startswith(start)]
-        if named:
-            return named
-    if split == "test":
-        return None
-    unnamed = [file for name, file in files if not name.startswith(SPLIT_NAMES["test"])]
-    if not unnamed:
-        raise UserError(f"{path}: no training files, only {files[0][1].name} and the like")
-    return unnamed
-
-
-def _named_files(root: Path) -> list[tuple[str, Path]]:
-    """The files of a data set, sorted, each after the name that tells its split: its own, or that of a split's folder.
-
-    They lie in the folder, in data/ inside it, or in that of its only configuration, whatever the name.
-    """
-    files = [*_files_of(root), *_files_of(root / "data")]
-    if files:
-        return sorted(files)
-    folders = {entry.name: _files_of(Path(entry.path)) for entry in _entries(root)}
-    configurations = sorted(name for name, found in folders.items() if found)
-    if not configurations:
-        raise UserError(f"{root}: no .parquet files found there or in folders inside it")
-    if len(configurations) > 1:
-        raise UserError(
-            f"{root}: several data sets ({', '.join(configurations)}): choose one, such as {root / configurations[0]}"
-        )
-    return sorted(folders[configurations[0]])
-
-
-def _files_of(folder: Path) -> list[tuple[str, Path]]:
-    splits = [place for place in _seen(folder)[1] if _names_split(place.name)]
-    found = [Path(entry.path) for place in (folder, *splits) for entry in _entries(place)]
-    return [(_split_name(str(file.relative_to(folder))), file) for file in found if file.name.endswith(SUFFIX)]
-
-
-def _names_split(name: str) -> bool:
-    return _split_name(name).startswith((*SPLIT_NAMES["train"], *SPLIT_NAMES["test"]))
-
-
-def _split_name(name: str) -> str:
-    """The hub says `partial-train` where it has converted a part of the rows."""
-    return name.lower().removeprefix("partial-")
-
-
-def _entries(folder: Path, most: int | None = None) -> Iterator["os.DirEntry[str]"]:
-    """What a folder holds, if it is one and may be read; hidden files and folders are left out."""
-    with suppress(OSError), os.scandir(folder) as entries:
-        yield from (entry for entry in islice(entries, most) if not entry.name.startswith("."))
 
 
 def describe(path: Path) -> File:

@@ -1,0 +1,55 @@
+"""Kinds of data, one file each, found by file name.
+
+A format has `matches(place) -> bool`, which decides without torch whether it reads what stands in `data.source`, and
+`open(place, split, reading, config) -> Source | None`, which gives the images of a split, None where there is no test
+split. The sources that it gives identify their images (`Source.identity`) if these can be told from others.
+
+It may declare RANK (formats are asked by rank, 0 unless declared, then by name; what is more general comes later),
+NAMES (of data sets that it has, whatever lies on disk) and ENDINGS (of files that it reads).
+
+Formats in other packages, and those that are to read what another would claim, are named before the place:
+`my_lab.formats.dicom:scans/`, `folder:photos/`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from tico_ssl.config import catalogue
+from tico_ssl.runtime.errors import UserError, suggestion
+
+KIND = "data/formats"
+
+
+def recognise(source: str) -> tuple[str, str]:
+    """The name of the format that reads a source, and the place that it is to read. Needs no torch."""
+    if not source.strip():
+        raise UserError("data.source is empty")
+    given, colon, place = source.partition(":")
+    if colon and _is_format(given) and not Path(source).expanduser().exists():
+        if not catalogue.declaration(KIND, given, "matches")(place):
+            raise UserError(f"data.source '{source}': the format '{given}' does not read '{place}'")
+        return given, place
+    for name in sorted(catalogue.entries(KIND), key=lambda name: (_declared(name, "RANK", 0), name)):
+        if _declared(name, "matches")(source):
+            return name, source
+    raise UserError(_unread(source))
+
+
+def names() -> dict[str, str]:
+    """Data sets that need no path, each with its format."""
+    return {name: format for format in catalogue.entries(KIND) for name in _declared(format, "NAMES", ())}
+
+
+def _is_format(name: str) -> bool:
+    return name in catalogue.entries(KIND) or ("." in name and all(part.isidentifier() for part in name.split(".")))
+
+
+def _declared(name: str, part: str, default: Any = ...) -> Any:
+    return catalogue.declaration(KIND, name, part, default)
+
+
+def _unread(source: str) -> str:
+    if Path(source).expanduser().exists():
+        *others, last = sorted(end for name in catalogue.entries(KIND) for end in _declared(name, "ENDINGS", ()))
+        return f"{source}: a folder, or a {', '.join(others)} or {last} file is needed"
+    return f"data.source '{source}' is neither a file, a folder nor a known name{suggestion(source, names())}"

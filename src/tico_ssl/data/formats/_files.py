@@ -1,0 +1,31 @@
+"""Sources whose images have files of their own."""
+
+from pathlib import Path
+
+from torch import Tensor
+
+from tico_ssl.data.decoding import Reading
+from tico_ssl.data.names import Names, printable
+from tico_ssl.data.source import Source, file_identity
+
+
+def files_source(
+    name: str,
+    folder: Path,
+    files: list[str],
+    reading: Reading,
+    labels: Tensor | None = None,
+    classes: tuple[str, ...] = (),
+) -> Source:
+    """Files with paths relative to a folder, in the order given."""
+    names = Names(files)
+    return Source(
+        name,
+        len(names),
+        lambda i: reading.decode(folder / names[i], printable(names[i])),
+        labels=labels,
+        classes=classes,
+        names=names.__getitem__,
+        files=lambda i: folder / names[i],
+        identity=lambda i: file_identity(folder / names[i]),
+    )

@@ -1,0 +1,98 @@
+"""Which parquet files of a folder are a data set, and which of them a split, in the layouts of the Hugging Face hub."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from tico_ssl.data.names import SUFFIXES
+from tico_ssl.runtime.errors import UserError
+
+SUFFIX = ".parquet"
+GLANCE = 100  # entries by which a folder is judged, so that nobody waits for the list of a million images
+SPLIT_NAMES = {"train": ("train",), "test": ("test", "val")}  # how names begin; the first that is found counts
+
+
+def holds_parquet(root: Path) -> bool:
+    """Whether a folder is a data set in parquet: files here, in the folder of a configuration, or of a split there.
+
+    Deeper files that lie beside images do not count: they describe those.
+    """
+    endings, folders = _seen(root)
+    if SUFFIX in endings:
+        return True
+    for folder in folders:
+        endings, inside = _seen(folder, GLANCE)
+        deeper = [_seen(place, GLANCE)[0] for place in inside if _names_split(place.name)]
+        if any(SUFFIX in found and not found & SUFFIXES for found in (endings, *deeper)):
+            return True
+    return False
+
+
+def _seen(folder: Path, most: int | None = None) -> tuple[set[str], list[Path]]:
+    """How the names of files in a folder end, and the folders in it."""
+    endings, folders = set(), []
+    for entry in _entries(folder, most):
+        if entry.is_dir():
+            folders.append(Path(entry.path))
+        else:
+            endings.add(entry.name[entry.name.rfind(".") :])
+    return endings, folders
+
+
+def split_files(path: Path, split: str) -> list[Path] | None:
+    """The files of a split; None where there is no test."""
+    if not path.is_dir():
+        return [path] if split == "train" else None
+    files = _named_files(path)
+    for start in SPLIT_NAMES[split]:
+        named = [file for name, file in files if name.startswith(start)]
+        if named:
+            return named
+    if split == "test":
+        return None
+    unnamed = [file for name, file in files if not name.startswith(SPLIT_NAMES["test"])]
+    if not unnamed:
+        raise UserError(f"{path}: no training files, only {files[0][1].name} and the like")
+    return unnamed
+
+
+def _named_files(root: Path) -> list[tuple[str, Path]]:
+    """The files of a data set, sorted, each after the name that tells its split: its own, or that of a split's folder.
+
+    They lie in the folder, in data/ inside it, or in that of its only configuration, whatever the name.
+    """
+    files = [*_files_of(root), *_files_of(root / "data")]
+    if files:
+        return sorted(files)
+    folders = {entry.name: _files_of(Path(entry.path)) for entry in _entries(root)}
+    configurations = sorted(name for name, found in folders.items() if found)
+    if not configurations:
+        raise UserError(f"{root}: no .parquet files found there or in folders inside it")
+    if len(configurations) > 1:
+        raise UserError(
+            f"{root}: several data sets ({', '.join(configurations)}): choose one, such as {root / configurations[0]}"
+        )
+    return sorted(folders[configurations[0]])
+
+
+def _files_of(folder: Path) -> list[tuple[str, Path]]:
+    splits = [place for place in _seen(folder)[1] if _names_split(place.name)]
+    found = [Path(entry.path) for place in (folder, *splits) for entry in _entries(place)]
+    return [(_split_name(str(file.relative_to(folder))), file) for file in found if file.name.endswith(SUFFIX)]
+
+
+def _names_split(name: str) -> bool:
+    return _split_name(name).startswith((*SPLIT_NAMES["train"], *SPLIT_NAMES["test"]))
+
+
+def _split_name(name: str) -> str:
+    """The hub says `partial-train` where it has converted a part of the rows."""
+    return name.lower().removeprefix("partial-")
+
+
+def _entries(folder: Path, most: int | None = None) -> Iterator["os.DirEntry[str]"]:
+    """What a folder holds, if it is one and may be read; hidden files and folders are left out."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        yield from (entry for entry in islice(entries, most) if not entry.name.startswith("."))

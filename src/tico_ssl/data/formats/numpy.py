@@ -1,0 +1,65 @@
+"""A numpy file: .npy with images, or .npz with images and labels, of one split or two."""
+
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tico_ssl.config.sections import DataConfig
+from tico_ssl.data.arrays import channels_first, from_arrays, one_or_several
+from tico_ssl.data.decoding import Reading
+from tico_ssl.data.source import Source, Split
+from tico_ssl.runtime.errors import UserError
+
+ENDINGS = (".npz", ".npy")
+
+
+def matches(place: str) -> bool:
+    """A numpy file."""
+    path = Path(place).expanduser()
+    return path.suffix in ENDINGS and path.is_file()
+
+
+def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
+    """All images in memory."""
+    return from_numpy(Path(place).expanduser(), split)
+
+
+def from_numpy(path: Path, split: Split) -> Source | None:
+    """`.npy`: images. `.npz`: x_train/y_train/x_test/y_test, or images/labels. Channels first, last or absent."""
+    if path.suffix == ".npy" and split == "test":
+        return None
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray) != (path.suffix == ".npy"):
+            raise UserError(f"{path}: the contents are those of the other kind of numpy file (.npy, .npz)")
+        if isinstance(loaded, np.ndarray):
+            return from_arrays(path.name, channels_first(loaded, path), None)
+        with loaded as archive:
+            pairs = [(f"x_{split}", f"y_{split}")] + ([("images", "labels")] if split == "train" else [])
+            found = next((pair for pair in pairs if pair[0] in archive), None)
+            if found is None:
+                if split == "test":
+                    return None
+                raise UserError(
+                    f"{path}: needs arrays x_train (and y_train) or images (and labels), has {archive.files}"
+                )
+            images = channels_first(archive[found[0]], path)
+            labels = _numbers(archive[found[1]], found[1], path) if found[1] in archive else None
+            classes = tuple(str(name) for name in archive["classes"]) if "classes" in archive else ()
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: not a readable numpy archive ({error})") from error
+    if labels is not None and len(labels) != len(images):
+        raise UserError(f"{path}: {len(images)} images but {len(labels)} labels")
+    return from_arrays(path.name, images, labels, classes)
+
+
+def _numbers(labels: np.ndarray, name: str, path: Path) -> Tensor:
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(f"{path}: {name} (labels) must be whole numbers, got {labels.dtype}")
+    return one_or_several(torch.from_numpy(labels.astype(np.int64)))

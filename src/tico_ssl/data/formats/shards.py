@@ -1,0 +1,166 @@
+"""Tar shards in the WebDataset convention, read in any order: files, a folder of them, or a pattern.
+
+A tar file is a chain of headers, so finding one image means walking past all before it. Each shard is walked once and
+what was found is kept in a small file beside it; from then on an image is one read at a known place, and a shuffle
+over millions of images is a true one, not that of a buffer.
+"""
+
+import functools
+import glob
+import os
+import re
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tico_ssl.config.sections import DataConfig
+from tico_ssl.data.decoding import IN_FULL, BadImage, Reading
+from tico_ssl.data.formats._tar_index import UNLABELLED, Index, load_index, split_name
+from tico_ssl.data.names import SUFFIXES
+from tico_ssl.data.source import Source, Split, file_identity
+from tico_ssl.runtime.errors import UserError
+
+RANK = 2  # a data set that is handed out as a folder, or parquet, may have its archives beside it
+ENDINGS = (".tar",)
+
+COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
+OPEN_SHARDS = 256  # file descriptors that a source holds at most; a process may often have no more than 1024
+SCANS = 4  # shards that are indexed at a time, which hides the latency of slow disks
+CLASS_FILES = ("classes.txt", "classnames.txt")
+BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*,[^{}]*)\}")
+
+
+def matches(place: str) -> bool:
+    """A tar file, compressed or not, whether it exists or not; a folder of plain ones; or a pattern."""
+    path = Path(place).expanduser()
+    if path.is_dir():
+        return holds(path, ENDINGS)
+    return path.name.endswith((*ENDINGS, *COMPRESSED)) or (bool(set("{*?[") & set(place)) and not path.exists())
+
+
+def holds(folder: Path, endings: tuple[str, ...]) -> bool:
+    """Whether a folder has a file that ends so, without a look at what lies deeper."""
+    with os.scandir(folder) as entries:
+        return any(entry.name.endswith(endings) for entry in entries)
+
+
+def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
+    """All of it is for training."""
+    return open_shards(place, reading) if split == "train" else None
+
+
+def open_shards(pattern: str, reading: Reading = IN_FULL) -> Source:
+    """Images in tar files, in the order of the sorted shards; `key.jpg` with `key.cls` or `key.json` for its label.
+
+    `pattern` is a tar file, a folder of them, a glob (`shards/*.tar`) or has braces (`train-{0000..0009}.tar`). Labels
+    exist when every image has one; `classes.txt` or `classnames.txt` beside the shards, or one folder up, names them.
+    """
+    paths = find_shards(pattern)
+    with ThreadPoolExecutor(SCANS) as pool:
+        parts = list(pool.map(load_index, paths))
+    index = Index(*(np.concatenate(arrays) for arrays in zip(*parts)))
+    if len(index.members) == 0:
+        raise UserError(f"{pattern}: no images found in {len(paths)} shard(s) ({', '.join(sorted(SUFFIXES))})")
+    reader = Reader(paths, [len(part.members) for part in parts], index, reading)
+    labels = torch.from_numpy(index.labels) if (index.labels != UNLABELLED).all() else None
+    classes = () if labels is None else class_names(paths[0].parent, 1 + int(labels.max()))
+    name, count = Path(pattern).name or pattern, len(index.members)
+    return Source(
+        name, count, reader.fetch, labels=labels, classes=classes, names=reader.name, identity=reader.identity
+    )
+
+
+def class_names(folder: Path, count: int) -> tuple[str, ...]:
+    """One name a line, if there are enough; in exports of several splits the file lies above their folders."""
+    for path in (place / name for place in (folder, folder.parent) for name in CLASS_FILES):
+        if path.is_file():
+            names = path.read_text(encoding="utf-8", errors="backslashreplace").rstrip().split("\n")
+            return tuple(name.strip() for name in names) if len(names) >= count else ()
+    return ()
+
+
+class Reader:
+    """Random access to indexed shards, from several threads at a time and in forked processes."""
+
+    def __init__(self, paths: Sequence[Path], counts: Sequence[int], index: Index, reading: Reading) -> None:
+        self._paths, self._index, self._reading = paths, index, reading
+        self._ends = np.cumsum(counts)
+        self._open = functools.lru_cache(OPEN_SHARDS)(Descriptor)
+
+    def fetch(self, place: int) -> Tensor:
+        """One image: one read and one decoding."""
+        shard, size = self._shard(place), int(self._index.sizes[place])
+        name = f"{shard}:{self._member(place)}"
+        try:
+            descriptor = self._open(os.getpid(), shard)  # a variable, lest another thread's opening closes it meanwhile
+            data = os.pread(descriptor.number, size, int(self._index.offsets[place]))
+        except OSError as error:
+            raise BadImage(name, error.strerror or "the shard cannot be read") from error
+        if len(data) < size:
+            raise BadImage(name, "the shard is shorter than when it was opened")
+        return self._reading.decode(data, name)
+
+    def name(self, place: int) -> str:
+        """The shard and the key of an image."""
+        return f"{self._shard(place).name}:{split_name(self._member(place))[0]}"
+
+    def identity(self, place: int) -> bytes:
+        """The shard, and where the image begins in it."""
+        return file_identity(self._shard(place), int(self._index.offsets[place]))
+
+    def _shard(self, place: int) -> Path:
+        return self._paths[int(np.searchsorted(self._ends, place, side="right"))]
+
+    def _member(self, place: int) -> str:
+        return bytes(self._index.members[place]).decode(errors="backslashreplace")
+
+
+class Descriptor:
+    """A file that is open for reading until nobody holds this object. The process is there to be part of a cache's key:
+    a fork opens its own."""
+
+    def __init__(self, process: int, path: Path) -> None:
+        self.number = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self.number)
+
+
+def find_shards(pattern: str) -> list[Path]:
+    """The shards that a pattern stands for, sorted, each once."""
+    literal = Path(pattern).expanduser().exists()  # a name may hold braces
+    pieces = [pattern] if literal else expand_braces(pattern)
+    return sorted({path for piece in pieces for path in _matches(piece)})
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """`{08..10}` and `{a,b}` as a shell expands them, any number of times."""
+    found = BRACES.search(pattern)
+    if found is None:
+        return [pattern]
+    first, last, words = found.groups()
+    if words is not None:
+        choices = words.split(",")
+    else:
+        padded = any(len(number) > 1 and number[0] == "0" for number in (first, last))
+        width = max(len(first), len(last)) if padded else 0
+        low, high = sorted((int(first), int(last)))
+        choices = [str(number).zfill(width) for number in range(low, high + 1)]
+    before, after = pattern[: found.start()], pattern[found.end() :]
+    return [whole for choice in choices for whole in expand_braces(before + choice + after)]
+
+
+def _matches(piece: str) -> list[Path]:
+    path = Path(piece).expanduser()
+    if path.is_file():
+        return [path]
+    found = list(path.iterdir()) if path.is_dir() else [Path(file) for file in glob.glob(str(path), recursive=True)]  # noqa: PTH207
+    found = [file for file in found if not file.name.startswith(".")]
+    shards = [file for file in found if file.name.endswith(".tar")]
+    shards = shards or [file for file in found if file.name.endswith(COMPRESSED)]  # to be told what to do about them
+    if not shards:
+        raise UserError(f"{piece}: no tar files found" if path.is_dir() else f"{piece}: no such tar file")
+    return shards
