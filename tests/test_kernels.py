@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from tico_ssl.config.views import ViewPolicy
 from tico_ssl.views import executor, operations
-from tico_ssl.views.executor import Views, finish_ranges, finishing, place, place_ranges, sizes_of
+from tico_ssl.views.executor import Views, sizes_of
+from tico_ssl.views.table import BLUR, GREYSCALE, JITTER, PLACE, SOLARISE, Draw
 
 kernels = pytest.importorskip("tico_ssl.views.kernels")
 
@@ -15,7 +16,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 STEP = 1 / 255
 TOLERANCE = STEP / 2  # pixels are kept in half precision
-JITTER = {"jitter": 0.8, "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.5, "greyscale": 0.4}
+COLOURED = {"jitter": 0.8, "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.5, "greyscale": 0.4}
 
 
 def generator(seed: int) -> torch.Generator:
@@ -30,25 +31,34 @@ def pictures(seed: int, count: int, height: int, width: int) -> torch.Tensor:
     return images.to(DEVICE)
 
 
+def decided(seed: int, count: int, policy: ViewPolicy) -> torch.Tensor:
+    """What follows the crop of so many images."""
+    uniforms = torch.rand(count, kernels.COLUMNS.width, generator=generator(seed))
+    return kernels.COLUMNS.decide(uniforms, kernels.COLUMNS.rules([policy])[:, 0]).to(DEVICE)
+
+
+def column(d: torch.Tensor, draw: Draw, name: str = "apply") -> torch.Tensor:
+    """A column of decisions, to read or to write."""
+    return kernels.COLUMNS.named(d, draw)[name]
+
+
 def finished(crops: torch.Tensor, d: torch.Tensor, taps: int, grey_first: bool) -> torch.Tensor:
     """By the operations, in double precision, up to solarisation."""
-    column = d.double().unbind(dim=1)
-    view = crops.double()
-    steps = [
-        lambda x: operations.colour_jitter(x, *column[1:5], d[:, 5:9], column[0]),
-        lambda x: operations.greyscale(x, column[9]),
-    ]
+    view, d = crops.double(), d.double()
+    steps = [JITTER, GREYSCALE]
     for step in reversed(steps) if grey_first else steps:
-        view = step(view)
-    return operations.gaussian_blur(view, column[11], column[10], taps) if taps else view
+        view = step.operator(view, **kernels.COLUMNS.named(d, step))
+    return operations.gaussian_blur(view, **kernels.COLUMNS.named(d, BLUR), kernel_size=taps) if taps else view
 
 
 def assert_finished(actual: torch.Tensor, crops: torch.Tensor, d: torch.Tensor, taps: int, grey_first: bool) -> None:
     before = finished(crops, d, taps, grey_first)
-    expected = operations.solarise(before, d[:, 12])
+    expected = operations.solarise(before, column(d, SOLARISE))
     mean, std = (torch.tensor(values, device=DEVICE).view(1, 3, 1, 1) for values in (MEAN, STD))
     error = (actual * std + mean - expected).abs()
-    error[((before - 0.5).abs() < TOLERANCE) & (d[:, 12] > 0).view(-1, 1, 1, 1)] = 0  # either side of the threshold
+    error[((before - 0.5).abs() < TOLERANCE) & (column(d, SOLARISE) > 0).view(-1, 1, 1, 1)] = (
+        0  # either side of the threshold
+    )
     assert error.max() < TOLERANCE
 
 
@@ -61,7 +71,8 @@ def assert_finished(actual: torch.Tensor, crops: torch.Tensor, d: torch.Tensor, 
 )
 def test_crops_are_those_of_the_operations(seed, height, width, size):
     images = pictures(seed, 3, height, width)
-    boxes = place(torch.rand(3, 5, generator=generator(seed)), sizes_of(images), place_ranges(ViewPolicy())).to(DEVICE)
+    views = Views([ViewPolicy()], size, MEAN, STD)
+    boxes = views.decide(views.draw(3, generator(seed)), sizes_of(images))[:, 0, : PLACE.width].to(DEVICE)
     expected = operations.resized_crop(images.double() / 255, *boxes.unbind(dim=1), size)
     for dtype in (torch.float32, torch.float16):
         actual = kernels.resized_crop(images, boxes, size, dtype)
@@ -79,9 +90,9 @@ def test_crops_are_those_of_the_operations(seed, height, width, size):
 )
 def test_finished_views_are_those_of_the_operations(seed, size, taps, grey_first, as_bytes):
     taps = taps if taps // 2 < size else 3
-    policy = ViewPolicy(**JITTER, blur=0.5 if taps else 0.0, solarise=0.5)
+    policy = ViewPolicy(**COLOURED, blur=0.5 if taps else 0.0, solarise=0.5)
     crops = pictures(seed, 6, size, size)
-    d = finishing(torch.rand(6, 13, generator=generator(seed)), finish_ranges(policy)).to(DEVICE)
+    d = decided(seed, 6, policy)
     crops = crops if as_bytes else crops / 255
     actual = kernels.finish(crops, d, taps, grey_first, MEAN, STD, torch.float32)
     assert actual.is_contiguous(memory_format=torch.channels_last)
@@ -93,10 +104,8 @@ def test_every_order_of_the_jitter():
 
     orders = torch.tensor(list(permutations(range(4))), dtype=torch.float32)
     crops = pictures(0, len(orders), 16, 16) / 255
-    ranges = finish_ranges(ViewPolicy(**JITTER | {"jitter": 1.0}))
-    d = finishing(torch.rand(len(orders), 13, generator=generator(1)), ranges)
-    d[:, 5:9] = orders
-    d = d.to(DEVICE)
+    d = decided(1, len(orders), ViewPolicy(**COLOURED | {"jitter": 1.0}))
+    column(d, JITTER, "order").copy_(orders)
     assert_finished(kernels.finish(crops, d, 0, False, MEAN, STD, torch.float32), crops, d, 0, False)
 
 
@@ -112,15 +121,14 @@ def test_a_flat_image_stays_flat_to_the_bit():
 
 def test_an_image_is_finished_alike_in_any_batch():
     crops = pictures(3, 5, 24, 24) / 255
-    ranges = finish_ranges(ViewPolicy(**JITTER, blur=0.5, solarise=0.5))
-    d = finishing(torch.rand(5, 13, generator=generator(4)), ranges).to(DEVICE)
+    d = decided(4, 5, ViewPolicy(**COLOURED, blur=0.5, solarise=0.5))
     whole = kernels.finish(crops, d, 3, False, MEAN, STD, torch.float32)
     alone = kernels.finish(crops[3:4], d[3:4], 3, False, MEAN, STD, torch.float32)
     assert torch.equal(whole[3:4], alone)
 
 
 def test_the_executor_gives_the_same_views_by_kernels_and_by_operations(monkeypatch):
-    policies = [ViewPolicy(**JITTER, blur=1.0), ViewPolicy(**JITTER, jigsaw=2, blur=0.5, greyscale_first=True)]
+    policies = [ViewPolicy(**COLOURED, blur=1.0), ViewPolicy(**COLOURED, jigsaw=2, blur=0.5, greyscale_first=True)]
     views = Views(policies, 40, MEAN, STD)
     images, uniforms = pictures(7, 4, 50, 60), views.draw(4, generator(8)).to(DEVICE)
     monkeypatch.setattr(executor, "by_kernels", lambda device: False)
@@ -143,6 +151,7 @@ def test_kernels_that_cannot_be_compiled_are_a_warning(monkeypatch):
 
 
 def _blurred(count: int) -> torch.Tensor:
-    d = torch.zeros(count, 13, device=DEVICE)
-    d[:, 10], d[:, 11] = 1, 1.3
+    d = torch.zeros(count, kernels.COLUMNS.width, device=DEVICE)
+    column(d, BLUR).fill_(1)
+    column(d, BLUR, "sigma").fill_(1.3)
     return d

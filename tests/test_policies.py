@@ -12,7 +12,9 @@ from tico_ssl.config.recipe import load_recipe
 from tico_ssl.config.views import ViewPolicy, named_policy, packaged_policies, shorter_side
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.views import operations
-from tico_ssl.views.executor import DRAWS, PIECE_DRAWS, Views, cut_jigsaw, piece_side
+from tico_ssl.views.executor import Views
+from tico_ssl.views.geometry import cut_jigsaw, piece_side
+from tico_ssl.views.table import JIGSAW, OPERATIONS, left_out
 
 PLAIN = {"crop_scale": (1.0, 1.0), "crop_ratio": (1.0, 1.0), "flip": 0.0, "jitter": 0.0, "greyscale": 0.0}
 
@@ -175,10 +177,10 @@ def test_without_greyscale_its_place_does_not_matter():
 
 @pytest.mark.parametrize("channels", [1, 2, 4, 12])
 def test_what_is_left_out_without_colours(channels):
-    assert ViewPolicy().left_out(channels) == ["jitter", "greyscale"]
-    assert ViewPolicy(jitter=0.0).left_out(channels) == ["greyscale"]
-    assert ViewPolicy(jitter=0.0, greyscale=0.0, blur=1.0, solarise=1.0).left_out(channels) == []
-    assert ViewPolicy().left_out(3) == []
+    assert left_out(ViewPolicy(), channels) == ["jitter", "greyscale"]
+    assert left_out(ViewPolicy(jitter=0.0), channels) == ["greyscale"]
+    assert left_out(ViewPolicy(jitter=0.0, greyscale=0.0, blur=1.0, solarise=1.0), channels) == []
+    assert left_out(ViewPolicy(), 3) == []
 
 
 # ---------------------------------------------------------------------------------------------------- jigsaw
@@ -266,8 +268,9 @@ def test_pieces_of_an_image_do_not_depend_on_the_rest_of_the_batch(piece):
 def test_a_jigsaw_does_not_change_what_is_drawn_for_the_other_views():
     plain, jigsaw = views_of({}, {}), views_of({}, {"jigsaw": 3})
     few, many = plain.draw(6, generator(2)), jigsaw.draw(6, generator(2))
-    assert many.shape == (6, 2, DRAWS + 9 * PIECE_DRAWS)
-    assert torch.equal(few, many[..., :DRAWS])
+    piece = JIGSAW.width + sum(operation.width for operation in OPERATIONS)
+    assert many.shape == (6, 2, few.shape[-1] + 9 * piece)
+    assert torch.equal(few, many[..., : few.shape[-1]])
     assert torch.equal(plain(pictures(), few)[0], jigsaw(pictures(), many)[0])
 
 

@@ -15,10 +15,14 @@ from tico_ssl.pipeline.sheet import CELL, COLUMNS, GAP, PIECE_GAP, preview, save
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.views import operations
 from tico_ssl.views.centre import centre_crop
-from tico_ssl.views.executor import DRAWS, Views, blur_kernel, place, place_ranges
+from tico_ssl.views.executor import Views
+from tico_ssl.views.geometry import box_ranges, boxes
+from tico_ssl.views.operations import blur_kernel
+from tico_ssl.views.table import OPERATIONS, PLACE
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PLAIN = {"crop_scale": (1.0, 1.0), "crop_ratio": (1.0, 1.0), "flip": 0.0, "jitter": 0.0, "greyscale": 0.0}
+DRAWS = PLACE.width + sum(operation.width for operation in OPERATIONS)
 EVERYTHING = {"flip": 0.5, "jitter": 0.8, "greyscale": 0.2, "blur": 0.5, "solarise": 0.5}
 
 
@@ -36,8 +40,8 @@ def views_of(*policies: dict, size: int = 16, mean=(0.0,) * 3, std=(1.0,) * 3) -
 
 
 def sample_boxes(policy: ViewPolicy, count: int, height: int, width: int) -> tuple[Tensor, ...]:
-    u = torch.rand(5, count, generator=generator()).double().T
-    return place(u, torch.tensor([[height, width]]), place_ranges(policy))[:, :4].unbind(dim=1)
+    u = torch.rand(5, count, generator=generator())[:4].double().T
+    return boxes(u.unsqueeze(1), torch.tensor([[height, width]]), box_ranges([policy]))[:, 0].unbind(dim=1)
 
 
 def assert_uniform(values: Tensor, low: float, high: float) -> None:
@@ -287,8 +291,8 @@ def test_crops_are_whole_pixels_inside_the_image(height, width, scale):
 def test_the_largest_uniform_stays_inside(side):
     largest = 1 - 2**-24
     for first in (0.0, 0.5, largest):
-        u = torch.tensor([[first, 0.5, largest, largest, largest]])
-        top, left, height, width, _ = place(u, torch.tensor([[side, side]]), place_ranges(ViewPolicy()))[0]
+        u = torch.tensor([[first, 0.5, largest, largest]])
+        top, left, height, width = boxes(u, torch.tensor([[side, side]]), box_ranges([ViewPolicy()]))[0]
         assert top + height <= side
         assert left + width <= side
 

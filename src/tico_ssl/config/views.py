@@ -15,8 +15,6 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 Strength = Annotated[float, Field(ge=0)]
 Range = Annotated[tuple[float, float], Field(strict=False)]
 
-COLOURS = 3  # channels that jitter and greyscale need
-
 
 class ViewPolicy(Section):
     """One view, in the order of BYOL: crop, flip, (jigsaw,) colour jitter, greyscale, blur, solarise, normalise."""
@@ -75,10 +73,6 @@ class ViewPolicy(Section):
             return max(1, round(self.relative_size * image_size))
         return self.size or image_size
 
-    def left_out(self, channels: int) -> list[str]:
-        """The operations of this policy that images with so many channels do not get, since they have no colours."""
-        return [] if channels == COLOURS else [name for name in ("jitter", "greyscale") if getattr(self, name) > 0]
-
 
 def shorter_side(policies: Sequence[ViewPolicy], image_size: int) -> int:
     """Pixels that an image needs along its shorter side, so that even the smallest crop has as many as its view."""
@@ -95,7 +89,8 @@ def named_policy(name: str) -> list[dict[str, Any]]:
     """The views of a packaged policy, as a recipe would write them out."""
     if name not in packaged_policies():
         raise UserError(f"views: no policy is called '{name}'{suggestion(name, packaged_policies())}")
-    return yaml.safe_load(_policy_text(name))
+    views: list[dict[str, Any]] = yaml.safe_load(_policy_text(name))
+    return views
 
 
 def policy_summary(name: str) -> str:

@@ -19,7 +19,8 @@ from tico_ssl.pipeline.streaming import Stream, Task
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.randomness import generator
-from tico_ssl.views.executor import PLACE, Views, sizes_of
+from tico_ssl.views.executor import Views, sizes_of
+from tico_ssl.views.table import PLACE
 
 RESIDENT_SHARE = 0.4  # of the device's free memory that the images may take
 PIECE = 1024  # images that are moved to the device at a time, so that mapped ones never lie in memory as a whole
@@ -99,7 +100,8 @@ class Loader:
     def _streamed(self, start: int, stop: int) -> Iterator[Portion]:
         assert self._stream is not None
         tasks = (
-            Task(self.indices(step).numpy(), self._uniforms(step)[..., PLACE].numpy()) for step in range(start, stop)
+            Task(self.indices(step).numpy(), self._uniforms(step)[..., : PLACE.width].numpy())
+            for step in range(start, stop)
         )
         batches = self._stream.batches(tasks)
         for step in range(start, stop):

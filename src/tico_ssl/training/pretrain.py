@@ -38,6 +38,7 @@ from tico_ssl.training.monitor import Monitor, measure, note
 from tico_ssl.training.online_knn import OnlineKnn
 from tico_ssl.training.step import Step, resolve_execution
 from tico_ssl.views.executor import Views, by_kernels
+from tico_ssl.views.table import left_out
 
 
 def pretrain(
@@ -232,10 +233,10 @@ def _announce(
         f"{settings.epochs} epochs of {plan.steps_per_epoch} steps of {settings.batch_size} images; "
         f"{recipe.optimizer.name}, learning rate {plan.peak_lr:g}{rule}",
     ]
-    left_out = sorted({name for policy in recipe.views for name in policy.left_out(recipe.backbone.channels)})
-    if left_out:
+    without = sorted({name for policy in recipe.views for name in left_out(policy, recipe.backbone.channels)})
+    if without:
         lines.append(
-            f"images of {recipe.backbone.channels} channels: {' and '.join(left_out)} are left out of the views"
+            f"images of {recipe.backbone.channels} channels: {' and '.join(without)} are left out of the views"
         )
     if start == plan.steps:
         lines = [f"{run.folder} is complete: nothing to train"]

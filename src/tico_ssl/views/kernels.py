@@ -7,6 +7,9 @@ image: what happens to an image is then a matter of branches that the whole prog
 is not jittered or blurred costs next to nothing.
 """
 
+# Triton's compiler, not Python, gives the functions below their types.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
 from collections.abc import Sequence
 
 import torch
@@ -14,11 +17,38 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tico_ssl.views import operations
+from tico_ssl.views.table import BLUR, CROP, FLIP, GREYSCALE, JITTER, OPERATIONS, PLACE, SOLARISE, Layout
+
+IMPLEMENTED = {"jitter", "greyscale", "blur", "solarise"}  # a policy with others at work goes through the operators
 STORED = torch.float16  # between kernels
+
+# Columns of a box.
+TOP = tl.constexpr(PLACE.place(CROP, "top"))
+LEFT = tl.constexpr(PLACE.place(CROP, "left"))
+HEIGHT = tl.constexpr(PLACE.place(CROP, "height"))
+WIDTH = tl.constexpr(PLACE.place(CROP, "width"))
+MIRRORED = tl.constexpr(PLACE.place(FLIP, "apply"))
+
+# Columns of what follows.
+COLUMNS = Layout(OPERATIONS)
+JITTERED = tl.constexpr(COLUMNS.place(JITTER, "apply"))
+FACTORS = tl.constexpr(COLUMNS.place(JITTER, "brightness"))  # contrast and saturation follow, like their kinds
+SHIFT = tl.constexpr(COLUMNS.place(JITTER, "hue"))
+ORDER = tl.constexpr(COLUMNS.place(JITTER, "order"))
+GREY = tl.constexpr(COLUMNS.place(GREYSCALE, "apply"))
+BLURRED = tl.constexpr(COLUMNS.place(BLUR, "apply"))
+SIGMA = tl.constexpr(COLUMNS.place(BLUR, "sigma"))
+SOLARISED = tl.constexpr(COLUMNS.place(SOLARISE, "apply"))
+
+# Kinds of the jitter's steps, the values of its order.
+CONTRAST = tl.constexpr(operations.CONTRAST)
+SATURATION = tl.constexpr(operations.SATURATION)
+HUE = tl.constexpr(operations.HUE)
 
 
 def resized_crop(images: Tensor, box: Tensor, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """`operations.resized_crop` of uint8 images (N, C, H, W); box is (N, 5): top, left, height, width, flip."""
+    """`operations.resized_crop` of uint8 images (N, C, H, W); box has the columns of `PLACE`."""
     n, channels, rows, columns = images.shape
     images, box = images.contiguous(), box.to(torch.float32)
     squeezed = images.new_empty((n, channels, rows, size), dtype=STORED)
@@ -43,7 +73,7 @@ def finish(
 ) -> Tensor:
     """Colours, blur, solarisation and normalisation of crops (N, 3, S, S), which are uint8 or float in [0, 1].
 
-    `decisions` is (N, 13), see the executor. A blur_kernel of zero says that nobody is blurred. The result is in the
+    `decisions` has the columns of `COLUMNS`. A blur_kernel of zero says that nobody is blurred. The result is in the
     channels-last format.
     """
     n, _, size, _ = crops.shape
@@ -96,8 +126,8 @@ def _squeeze_columns(
     """Resample the columns of a box; its rows are kept, the first one as row zero."""
     plane = tl.program_id(0).to(tl.int64)
     box = boxes + plane // channels * box_stride
-    top, left = tl.load(box).to(tl.int32), tl.load(box + 1).to(tl.int32)
-    height, width, flip = tl.load(box + 2).to(tl.int32), tl.load(box + 3), tl.load(box + 4)
+    top, left = tl.load(box + TOP).to(tl.int32), tl.load(box + LEFT).to(tl.int32)
+    height, width, flip = tl.load(box + HEIGHT).to(tl.int32), tl.load(box + WIDTH), tl.load(box + MIRRORED)
     row = tl.program_id(1) * block + tl.arange(0, block)
     if tl.program_id(1) * block < height:
         target = tl.program_id(2) * block + tl.arange(0, block)
@@ -125,7 +155,7 @@ def _squeeze_rows(
 ):  # fmt: skip
     """Resample the rows of what `_squeeze_columns` left."""
     plane = tl.program_id(0).to(tl.int64)
-    height = tl.load(boxes + plane // channels * box_stride + 2)
+    height = tl.load(boxes + plane // channels * box_stride + HEIGHT)
     target = tl.program_id(1) * block + tl.arange(0, block)
     column = tl.program_id(2) * block + tl.arange(0, block)
     centre, stretch, begin, end = _reach(target, height, size)
@@ -167,12 +197,13 @@ def _turned(red, green, blue, shift):
 
 @triton.jit
 def _adjusted(red, green, blue, kind, decision, mean):
-    """One step of the jitter: brightness (0), contrast (1), saturation (2) or hue (3)."""
-    if kind == 3:
-        red, green, blue = _turned(red, green, blue, tl.load(decision + 4))
+    """One step of the jitter: brightness, contrast, saturation or hue."""
+    if kind == HUE:
+        red, green, blue = _turned(red, green, blue, tl.load(decision + SHIFT))
     else:
-        factor = tl.load(decision + 1 + kind)
-        reference = tl.where(kind == 1, mean, 0.0) + tl.where(kind == 2, 1.0, 0.0) * _luma(red, green, blue)
+        factor = tl.load(decision + FACTORS + kind)
+        flat, grey = tl.where(kind == CONTRAST, mean, 0.0), tl.where(kind == SATURATION, 1.0, 0.0)
+        reference = flat + grey * _luma(red, green, blue)
         red = tl.clamp(reference + factor * (red - reference), 0.0, 1.0)
         green = tl.clamp(reference + factor * (green - reference), 0.0, 1.0)
         blue = tl.clamp(reference + factor * (blue - reference), 0.0, 1.0)
@@ -208,10 +239,11 @@ def _colour(
     """Jitter and greyscale of one image, and for one that is not blurred all the rest."""
     number = tl.program_id(0).to(tl.int64)
     decision, image = decisions + number * stride, crops + number * 3 * pixels
-    jitter, grey = tl.load(decision) > 0, tl.load(decision + 9) > 0
+    jitter, grey = tl.load(decision + JITTERED) > 0, tl.load(decision + GREY) > 0
+    order = decision + ORDER
     kinds = (
-        tl.load(decision + 5).to(tl.int32), tl.load(decision + 6).to(tl.int32),
-        tl.load(decision + 7).to(tl.int32), tl.load(decision + 8).to(tl.int32),
+        tl.load(order).to(tl.int32), tl.load(order + 1).to(tl.int32),
+        tl.load(order + 2).to(tl.int32), tl.load(order + 3).to(tl.int32),
     )  # fmt: skip
     mean = 0.0
     if jitter:  # contrast is about the mean grey at its place in the order, so all that precedes it is done twice
@@ -221,12 +253,12 @@ def _colour(
             red, green, blue = _colours(image, at, pixels, grey, as_bytes, grey_first)
             waiting = True
             for position in tl.static_range(4):
-                waiting = waiting & (kinds[position] != 1)
+                waiting = waiting & (kinds[position] != CONTRAST)
                 if waiting:
                     red, green, blue = _adjusted(red, green, blue, kinds[position], decision, 0.0)
             total += tl.where(at < pixels, _luma(red, green, blue), 0.0)
         mean = tl.sum(total, 0) / pixels
-    limit = tl.where(tl.load(decision + 12) > 0, 0.5, 2.0)
+    limit = tl.where(tl.load(decision + SOLARISED) > 0, 0.5, 2.0)
     for start in range(0, pixels, block):
         at = start + tl.arange(0, block)
         red, green, blue = _colours(image, at, pixels, grey, as_bytes, grey_first)
@@ -237,7 +269,7 @@ def _colour(
             red = _luma(red, green, blue)
             green, blue = red, red
         there, out = at < pixels, number * 3 * pixels
-        blurred = may_blur & (tl.load(decision + 10) > 0)
+        blurred = may_blur & (tl.load(decision + BLURRED) > 0)
         if blurred:
             tl.store(coloured + out + at, red, there)
             tl.store(coloured + out + pixels + at, green, there)
@@ -271,10 +303,10 @@ def _blur_columns(
     """Blur some columns of one channel along its rows; the weights are made once for all rows."""
     plane = tl.program_id(0).to(tl.int64)
     decision = decisions + plane // 3 * stride
-    if tl.load(decision + 10) > 0:
+    if tl.load(decision + BLURRED) > 0:
         first = tl.program_id(1) * tile
         target, source = first + tl.arange(0, tile), first - half + tl.arange(0, near)
-        weight = _band(target[None, :], source[:, None], tl.load(decision + 11), size, half)
+        weight = _band(target[None, :], source[:, None], tl.load(decision + SIGMA), size, half)
         total = tl.sum(weight.to(tl.float32), 0)
         share = 1 / tl.where(total > 0, total, 1.0)
         inside = (source >= 0) & (source < size)
@@ -293,10 +325,10 @@ def _blur_rows(
     """Blur along the columns, solarise and normalise: a tile of all three channels."""
     number = tl.program_id(0).to(tl.int64)
     decision = decisions + number * stride
-    if tl.load(decision + 10) > 0:
+    if tl.load(decision + BLURRED) > 0:
         first = tl.program_id(1) * tile
         target, source = first + tl.arange(0, tile), first - half + tl.arange(0, near)
-        weight = _band(target[:, None], source[None, :], tl.load(decision + 11), size, half)
+        weight = _band(target[:, None], source[None, :], tl.load(decision + SIGMA), size, half)
         total = tl.sum(weight.to(tl.float32), 1)
         scale = 1 / tl.where(total > 0, total, 1.0)
         column = tl.program_id(2) * wide + tl.arange(0, wide)
@@ -304,7 +336,7 @@ def _blur_rows(
         there = (target < size)[:, None] & (column < size)[None, :]
         line = blurred + number * 3 * size * size + source[:, None] * size + column[None, :]
         place = finished + number * 3 * size * size + 3 * (target[:, None] * size + column[None, :])
-        limit = tl.where(tl.load(decision + 12) > 0, 0.5, 2.0)
+        limit = tl.where(tl.load(decision + SOLARISED) > 0, 0.5, 2.0)
         red = tl.dot(weight, tl.load(line, here, 0.0)) * scale[:, None]
         tl.store(place, _normalised(red, limit, mean0, share0), there)
         green = tl.dot(weight, tl.load(line + size * size, here, 0.0)) * scale[:, None]

@@ -38,7 +38,7 @@ def resized_crop(
     if isinstance(images, Tensor) and not suits_kernel(images):
         return _resample(images, parameters, size)
     results = torch.empty(len(images), len(images[0]), size, size, dtype=torch.float32, device=images[0].device)
-    for image, box, result in zip(images, torch.stack(parameters, dim=1).split(1), results, strict=True):
+    for image, box, result in zip(images, torch.split(torch.stack(parameters, dim=1), 1), results, strict=True):
         if suits_kernel(image):
             torch.div(resized_bytes(image, box[0].int().tolist(), size), 255, out=result)
         else:
