@@ -1,8 +1,10 @@
 """The cost of methods beside each other: passes as their papers have them, state by hand, ratios of measured times."""
 
+import importlib
 import json
 import math
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -193,3 +195,23 @@ def test_the_option(report, monkeypatch):
         assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
     assert asked == [True, False]
     assert json.loads(report.as_json())["methods"][0]["method"] == "tico"
+
+
+def test_steps_in_several_forms_are_timed_in_turn(monkeypatch):
+    """What the scripts in benchmarks/ print; a form that cannot be built is a line that says why."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    steps = importlib.import_module("steps")
+
+    def refuse(method):
+        raise RuntimeError("no such kernel\nin this build")
+
+    changes = {"data.image_size": 16, "backbone.name": "tico/resnet10-w4", "training.batch_size": 4}
+    recipe = load_recipe("cifar10/byol", changes | {"method.hidden": 8, "method.dim": 4})
+    forms = {"one": steps.Form(overlap=False), "none": steps.Form(change=refuse), "other": steps.Form(fused=False)}
+    lines = list(steps.timed(recipe, forms, seconds=0))
+    assert lines[0] == {"form": "none", "error": "no such kernel"}
+    assert [line["form"] for line in lines[1:]] == ["one", "other"]
+    for line in lines[1:]:
+        low, high = line["quartiles"]
+        assert 0 < low <= line["milliseconds"] <= high
+        assert line["images_per_second"] == pytest.approx(4000 / line["milliseconds"], abs=1)

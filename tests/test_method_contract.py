@@ -5,28 +5,35 @@ made small by one rule, that no count among a method's settings is above LARGEST
 """
 
 import copy
+import json
 import math
+import os
+import sys
 import types
 import warnings
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from test_distributed import Tiny, in_two_processes
 from test_pretrain import assert_same, interrupt_after, state_of, without_clock
 from test_target_methods import Watched
-from tico_ssl import pretrain
+from tico_ssl import pretrain, study
 from tico_ssl.config import catalogue
 from tico_ssl.config.recipe import load_recipe, packaged_recipes
 from tico_ssl.data.formats.textures import CLASSES, draw_textures
 from tico_ssl.methods._base import Batch, Method
 from tico_ssl.methods._queue import KeyQueue, mean_cosine
 from tico_ssl.networks.batch_norm import share_statistics
+from tico_ssl.networks.target import overlapping
 from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.pipeline.loader import Portion
+from tico_ssl.report import report
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.checkpoint import Interrupted
@@ -229,13 +236,13 @@ def test_a_step_asks_the_device_for_no_value_and_remembers_in_tensors_alone(name
     assert plain_values(method) == before
 
 
-def made_steps(recipe, device, steps=10):
+def made_steps(recipe, device, steps=10, overlap=True):
     """The losses of some steps on a device, and the state that they end in."""
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     method = build_method(recipe, device, torch.float32)
     optimizer, views = build_optimizer(method, recipe.optimizer), views_of(recipe)
     execution = recipe.training.execution
-    step = Step(method, method, optimizer, views, torch.float32, device, execution=execution)
+    step = Step(method, method, optimizer, views, torch.float32, device, execution=execution, overlap=overlap)
     losses = []
     for number in range(steps):
         torch.manual_seed(number)
@@ -255,6 +262,87 @@ def test_captured_steps_are_the_eager_ones(name):
     assert captured[0] == pytest.approx(eager[0], rel=2e-3, abs=2e-3)
     for key, value in eager[1].items():
         torch.testing.assert_close(captured[1][key], value, rtol=5e-3, atol=5e-3, msg=lambda m, k=key: f"{k}: {m}")
+
+
+WITH_TARGET = [name for name in FORMS if "ema_start" in type(RECIPES[name].method).model_fields]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", WITH_TARGET)
+def test_networks_side_by_side_are_those_one_after_the_other(name):
+    """The same kernels on two streams or one: what differs is the order of sums that run atomically."""
+    recipe = recipe_of(name, **{"training.execution": "captured"})
+    alone, beside = (made_steps(recipe, GPU, overlap=overlap) for overlap in (False, True))
+    assert beside[0] == pytest.approx(alone[0], rel=1e-3, abs=1e-3)
+    for key, value in alone[1].items():
+        torch.testing.assert_close(beside[1][key], value, rtol=2e-3, atol=2e-3, msg=lambda m, k=key: f"{k}: {m}")
+
+
+class Stream:
+    """Stands for a CUDA stream, and writes down what it waits for and what is done on it."""
+
+    def __init__(self, name, log):
+        self.name, self.log = name, log
+
+    def wait_stream(self, other):
+        self.log.append(f"{self.name} waits for {other.name}")
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """The main and a second stream, and their log."""
+    log = []
+    main, side = Stream("main", log), Stream("side", log)
+    current = [main]
+
+    @contextmanager
+    def stream(chosen):
+        current.append(chosen)
+        try:
+            yield
+        finally:
+            current.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    return side, log
+
+
+@pytest.mark.parametrize("name", WITH_TARGET)
+def test_every_target_runs_beside_the_online_network(name, streams):
+    """Speeds are compared under equal conditions: no method alone has a second stream. Before and after, streams wait
+    for each other; without a second one the result is the same."""
+    recipe, (side, log) = recipe_of(name), streams
+    method, batch = build_method(recipe, CPU, torch.float32), batch_of(recipe)
+    expected = copy.deepcopy(method)(batch).loss
+    for network, called in ((method.backbone, "online"), (method.target, "target")):
+        network.register_forward_pre_hook(
+            lambda *_, called=called: log.append(f"{called} on {torch.cuda.current_stream().name}")
+        )
+    with overlapping(method, side):
+        loss = method(batch).loss
+    assert log[0] == "side waits for main"
+    assert log[-1] == "main waits for side"
+    assert set(log[1:-1]) == {"target on side", "online on main"}
+    assert torch.equal(loss, expected)
+    log.clear()
+    method(batch)
+    assert set(log) == {"target on main", "online on main"}
+
+
+@pytest.mark.parametrize("fails", ["backbone", "target"])
+def test_streams_meet_again_where_a_network_fails(fails, streams):
+    recipe, (side, log) = recipe_of(WITH_TARGET[0]), streams
+    method = build_method(recipe, CPU, torch.float32)
+
+    def fail(*_):
+        raise RuntimeError("no memory")
+
+    getattr(method, fails).register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="no memory"), overlapping(method, side):
+        method(batch_of(recipe))
+    assert log[-1] == "main waits for side"
+    assert method.target.stream is None
 
 
 # ------------------------------------------------------------------------------------------------------- whole runs
@@ -386,12 +474,14 @@ def test_a_queue_tells_its_fill_its_age_and_whether_its_keys_are_alike():
 
 
 def test_the_method_of_the_documentation_is_one_file(tmp_path, monkeypatch):
-    """docs/methods.md shows a whole method: it trains under its dotted name and asks the device for nothing."""
+    """docs/methods.md shows a whole method: under its dotted name it trains, takes part in a study, is evaluated and
+    reported, and asks the device for nothing."""
     page = Path(__file__).parents[1] / "docs" / "methods.md"
     code = page.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
     (tmp_path / "my_lab").mkdir()
     (tmp_path / "my_lab" / "alignment.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # a study's runs are processes of their own
     changes = small("demo") | {"method": {"name": "my_lab.alignment", "hidden": 16, "dim": 8}}
     changes = {key: value for key, value in changes.items() if not key.startswith("method.")}
     run = pretrain("demo", out=tmp_path / "run", overrides=changes)
@@ -401,6 +491,29 @@ def test_the_method_of_the_documentation_is_one_file(tmp_path, monkeypatch):
     with Watched() as watched:
         method(batch).loss.backward()
     assert watched.asked == []
+    assert method.embed(batch.views[0]).shape == (BATCH, 8)
+
+    plan = {"base": "demo", "overrides": changes, "protocols": ["knn", "rankme"]}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(plan), encoding="utf-8")
+    summary = study(tmp_path / "mine.yaml", out=tmp_path / "study", side_by_side=1)
+    assert summary.failures == {}
+    lines = (tmp_path / "study" / "base-seed0" / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    assert {json.loads(line)["protocol"] for line in lines} == {"knn", "rankme"}
+    for place in (tmp_path / "run", tmp_path / "study"):
+        assert "my_lab.alignment" in report(place, points=0).read_text(encoding="utf-8")
+
+
+def test_what_a_file_builds_must_be_a_method(tmp_path, monkeypatch):
+    """A module that is not one is refused in one line, before anything is written."""
+    lines = ["from torch import nn", "from tico_ssl.methods import MethodConfig", "class Config(MethodConfig):"]
+    lines += ["    name: str = 'other_lab.nothing'", "def build(config, backbone):", "    return nn.Identity()"]
+    (tmp_path / "other_lab").mkdir()
+    (tmp_path / "other_lab" / "nothing.py").write_text("\n".join(lines), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    changes = {key: value for key, value in small("demo").items() if not key.startswith("method.")}
+    with pytest.raises(UserError, match=r"^method 'other_lab\.nothing': .*tico_ssl\.methods\.Method$"):
+        pretrain("demo", out=tmp_path / "run", overrides=changes | {"method": {"name": "other_lab.nothing"}})
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_documentation_names_every_method_and_recipe():

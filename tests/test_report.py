@@ -26,7 +26,8 @@ from tico_ssl.config.recipe import dump_recipe, load_recipe
 from tico_ssl.data.source import Source
 from tico_ssl.features.extraction import Extracted
 from tico_ssl.features.subjects import open_subject
-from tico_ssl.methods.tico import TiCoLoss
+from tico_ssl.methods._base import Method
+from tico_ssl.methods.tico import Config, TiCo
 from tico_ssl.report import charts, embedding, image_sections, one_run, report, static
 from tico_ssl.report.atlas import COLUMNS, build_atlas
 from tico_ssl.report.charts import Chart, Series, as_plotly
@@ -642,18 +643,17 @@ def test_a_page_without_figures_does_not_carry_plotly():
 
 
 def test_the_spectrum_is_that_of_the_covariance():
-    method = torch.nn.Module()
-    method.criterion = TiCoLoss(dim=300)
+    method = TiCo(torch.nn.Flatten(), width=4, config=Config(hidden=4, dim=300))
     basis = torch.linalg.qr(torch.randn(300, 300, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))[0]
     values = torch.linspace(1, 3, 300, dtype=torch.float64)
-    method.criterion.covariance.copy_(basis @ torch.diag(values) @ basis.T)
+    method.covariance().copy_(basis @ torch.diag(values) @ basis.T)
     found = monitor.spectrum(method)
     assert found["ranks"][:3] == [1, 2, 3]
     assert found["ranks"][-1] == 300
     assert len(found["ranks"]) <= monitor.SPECTRUM_RANKS
     expected = (values.flip(0) / values.sum())[[rank - 1 for rank in found["ranks"]]]
     assert found["shares"] == pytest.approx(expected.tolist(), rel=1e-3)
-    assert monitor.spectrum(torch.nn.Linear(1, 1)) is None
+    assert monitor.spectrum(Method(torch.nn.Flatten())) is None
 
 
 def test_keeping_the_spectrum_changes_nothing_and_resumes_without_repetition(tmp_path, tiny):

@@ -34,7 +34,8 @@ def gram(z: Tensor) -> Tensor:
 
 def shared_eigenvalues(z: Tensor) -> Tensor:
     """The min(n, d) eigenvalues that C and K have in common, falling. The larger matrix has zeros besides."""
-    return torch.linalg.svdvals(z).square() / len(z)
+    singular: Tensor = torch.linalg.svdvals(z)
+    return singular.square() / len(z)
 
 
 def participation_ratio(matrix: Tensor) -> Tensor:
@@ -168,7 +169,8 @@ def tico_gradient(
     kappa = 1 if detach else 2
     G = beta * covariance + kappa * (1 - beta) * second_moment(z_1)
     g = (2 * rho * z_1 @ G - z_2) / len(z_1)
-    return (g - (g * z_1).sum(dim=1, keepdim=True) * z_1) / online.norm(dim=1, keepdim=True)
+    length: Tensor = online.norm(dim=1, keepdim=True)
+    return (g - (g * z_1).sum(dim=1, keepdim=True) * z_1) / length
 
 
 def detached_equivalent(rho: float, beta: float) -> tuple[float, float]:

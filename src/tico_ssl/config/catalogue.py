@@ -115,7 +115,8 @@ def _read(file: Path, module_name: str, part: str) -> Any:
         statement = binding.get(open_names.pop())
         if statement is not None and statement not in needed:
             needed.add(statement)
-            open_names += [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
+            names = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+            open_names += [name.id for name in names if isinstance(name.ctx, ast.Load)]  # a field may have any name
     chosen = ast.Module([statement for statement in body if statement in needed], type_ignores=[])
     namespace: dict[str, Any] = {"__name__": module_name, "__file__": str(file)}
     exec(compile(chosen, str(file), "exec"), namespace)

@@ -17,9 +17,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tico_ssl.config.section import MethodConfig
-from tico_ssl.methods._base import Encoded, StepOutput
-from tico_ssl.methods._siamese import Siamese, at_least_float32, check_embeddings, head, width_of
+from tico_ssl.methods._base import Encoded, StepOutput, width_of
+from tico_ssl.methods._embeddings import at_least_float32, check_embeddings
+from tico_ssl.methods._siamese import Siamese
 from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.projector import head
 from tico_ssl.runtime import distributed
 
 
@@ -78,6 +80,8 @@ class Config(MethodConfig):
 
 class BarlowTwins(Siamese):
     """Backbone and a projector of three layers, and the cross-correlation of the views."""
+
+    config: Config
 
     def __init__(self, backbone: nn.Module, width: int | None = None, config: Config | None = None) -> None:
         config = config or Config()

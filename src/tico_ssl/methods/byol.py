@@ -9,17 +9,16 @@ target = ema_decay target + (1 - ema_decay) online          backbone and project
 from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from tico_ssl.config.section import MethodConfig
 from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput
+from tico_ssl.methods._embeddings import check_embeddings, unit
 from tico_ssl.networks.backbones import Backbone
-from tico_ssl.networks.projector import projector
-from tico_ssl.networks.target import target_of, update_target
+from tico_ssl.networks.projector import head
+from tico_ssl.networks.target import Target, encode_both
 from tico_ssl.optim.schedules import cosine_ema_decay
-from tico_ssl.runtime.errors import UserError
 
 
 def byol_loss(prediction: Tensor, target: Tensor) -> Tensor:
@@ -27,16 +26,9 @@ def byol_loss(prediction: Tensor, target: Tensor) -> Tensor:
 
     This is the squared distance of the two unit vectors. The gradient is the prediction's alone.
     """
-    if prediction.ndim != 2 or prediction.shape != target.shape:
-        raise ValueError(
-            "BYOL: predictions and targets must both be (batch, dim), "
-            f"got {tuple(prediction.shape)} and {tuple(target.shape)}"
-        )
+    check_embeddings("BYOL", prediction, target, least=1)
     with torch.autocast(prediction.device.type, enabled=False):
-        dtype = torch.promote_types(prediction.dtype, torch.float32)
-        p = F.normalize(prediction.to(dtype), dim=1)
-        z = F.normalize(target.detach().to(dtype), dim=1)
-        return 2 - 2 * (p * z).sum(dim=1).mean()
+        return 2 - 2 * (unit(prediction) * unit(target.detach())).sum(dim=1).mean()
 
 
 class Config(MethodConfig):
@@ -57,32 +49,25 @@ class Config(MethodConfig):
 class BYOL(Method):
     """Backbone, projector and predictor, and the slowly moving target of the first two."""
 
+    config: Config
+
     def __init__(self, backbone: Backbone, config: Config | None = None) -> None:
-        super().__init__()
-        self.config = config = config or Config()
-        self.backbone = backbone
-        self.projector = projector(backbone.width, config.hidden, config.dim)
-        self.predictor = projector(config.dim, config.hidden, config.dim)
-        self.target = target_of(nn.Sequential(self.backbone, self.projector))
+        config = config or Config()
+        super().__init__(backbone, head(backbone.width, config.hidden, config.dim))
+        self.config = config
+        self.predictor = head(config.dim, config.hidden, config.dim)
+        self.target = Target(self.online())
 
-    def embed(self, images: Tensor) -> Tensor:
-        """Raw predictions of the online network."""
-        return self.predictor(self.projector(self.backbone(images)))
-
-    def forward(self, batch: Batch) -> StepOutput:
-        """The loss of one batch. Views beyond the first two are not looked at."""
-        return self.loss(self.encode(batch))
+    def predict(self, images: Tensor) -> Tensor:
+        """What the online network predicts the target's projections of another view to be."""
+        prediction: Tensor = self.predictor(self.embed(images))
+        return prediction
 
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
-        """Predictions of both views and, if they are asked for, the target's projections of both, in the views' order:
-        each view in a forward of its own."""
-        views = batch.views[:2]
-        if any(view.ndim != 4 for view in views):
-            raise UserError("BYOL compares views that are images: its first two must not be jigsaws")
-        predictions = [self.embed(view) for view in views]
-        with torch.no_grad():
-            projections = [self.target(view) for view in views] if fixed else []
-        return Encoded(tuple(predictions), tuple(projections))
+        """Predictions of the first two views and, if they are asked for, the target's projections of both, in the
+        views' order."""
+        views = batch.images(2)
+        return Encoded(*encode_both(self.predict, views, self.target, views if fixed else ()))
 
     def loss(self, encoded: Encoded) -> StepOutput:
         """Both directions: each view's prediction and the other view's projection."""
@@ -93,12 +78,8 @@ class BYOL(Method):
     def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
         """Move the target towards the online network, by the schedule of its decay."""
         decay = cosine_ema_decay(progress, self.config.ema_start, self.config.ema_end)
-        update_target(self.target, nn.Sequential(self.backbone, self.projector), decay)
+        self.target.follow(self.online(), decay)
         return {"ema_decay": decay}
-
-    def diagnostics(self) -> dict[str, Tensor]:
-        """None of its own."""
-        return {}
 
     def collapsed_loss(self) -> float:
         """Zero, the smallest there is: BYOL's loss does not show a collapse."""

@@ -20,16 +20,17 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from tico_ssl.config.section import MethodConfig
 from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput
+from tico_ssl.methods._embeddings import check_embeddings, unit
 from tico_ssl.methods._queue import KeyQueue
 from tico_ssl.networks.backbones import Backbone
-from tico_ssl.networks.target import target_of, update_target
+from tico_ssl.networks.projector import head
+from tico_ssl.networks.target import Target, encode_both
 from tico_ssl.optim.schedules import cosine_ema_decay
 from tico_ssl.runtime import distributed
-from tico_ssl.runtime.errors import UserError
 
 
 class MoCoTerms(NamedTuple):
@@ -47,18 +48,13 @@ def moco_loss(query: Tensor, key: Tensor, queue: Tensor, temperature: float = 0.
     """
     if temperature <= 0:
         raise ValueError(f"MoCo: the temperature must be positive, got {temperature}")
-    if query.ndim != 2 or query.shape != key.shape:
-        raise ValueError(
-            f"MoCo: queries and keys must both be (batch, dim), got {tuple(query.shape)} and {tuple(key.shape)}"
-        )
+    check_embeddings("MoCo", query, key, least=1)
     if queue.ndim != 2 or queue.shape[1] != query.shape[1]:
         raise ValueError(f"MoCo: embeddings have {query.shape[1]} dimensions, the queue is {tuple(queue.shape)}")
     with torch.autocast(query.device.type, enabled=False):
-        dtype = torch.promote_types(query.dtype, torch.float32)
-        q = F.normalize(query.to(dtype), dim=1)
-        k = F.normalize(key.detach().to(dtype), dim=1)
+        q, k = unit(query), unit(key.detach())
         positive = (q * k).sum(dim=1, keepdim=True) / temperature
-        negative = q @ queue.detach().to(dtype).T / temperature
+        negative = q @ queue.detach().to(q.dtype).T / temperature
         alignment = -positive.mean()
         contrast = torch.cat([positive, negative], dim=1).logsumexp(dim=1).mean()
     return MoCoTerms(alignment + contrast, alignment, contrast)
@@ -88,35 +84,26 @@ class Config(MethodConfig):
 
 
 class MoCo(Method):
-    """Backbone and head, their slowly moving target, and the queue of its keys."""
+    """Backbone and head, their slowly moving target, and the queue of its keys.
+
+    Its loss at collapse is log(1 + queue), and that of a network that learns is not far below: no sign to go by.
+    """
+
+    config: Config
 
     def __init__(self, backbone: Backbone, config: Config | None = None) -> None:
-        super().__init__()
-        self.config = config = config or Config()
-        self.backbone = backbone
-        self.projector = _head(config, backbone.width)
-        self.target = target_of(nn.Sequential(self.backbone, self.projector))
+        config = config or Config()
+        hidden = () if config.head == "linear" else (config.hidden,)
+        super().__init__(backbone, head(backbone.width, *hidden, config.dim, norm=False))
+        self.config = config
+        self.target = Target(self.online())
         self.queue = KeyQueue(F.normalize(torch.randn(config.queue, config.dim), dim=1))
 
-    def embed(self, images: Tensor) -> Tensor:
-        """Raw embeddings of the online network."""
-        return self.projector(self.backbone(images))
-
-    def forward(self, batch: Batch) -> StepOutput:
-        """The loss of one batch. Views beyond the first two are not looked at."""
-        return self.loss(self.encode(batch))
-
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
-        """Queries of the online network and, if they are asked for, keys of the target: each view in a forward of its
-        own."""
-        view_1, view_2 = batch.views[:2]
-        if view_1.ndim != 4 or view_2.ndim != 4:
-            raise UserError("MoCo compares views that are images: its first two must not be jigsaws")
-        queries = [self.embed(view) for view in ((view_1, view_2) if self.config.symmetric else (view_1,))]
-        with torch.no_grad():
-            other = (view_2, view_1) if self.config.symmetric else (view_2,)
-            keys = [self.target(view) for view in other] if fixed else []
-        return Encoded(tuple(queries), tuple(keys))
+        """Queries of the online network and, if they are asked for, keys of the target, of the first two views."""
+        view_1, view_2 = batch.images(2)
+        views, others = ((view_1, view_2), (view_2, view_1)) if self.config.symmetric else ((view_1,), (view_2,))
+        return Encoded(*encode_both(self.embed, views, self.target, others if fixed else ()))
 
     def loss(self, encoded: Encoded) -> StepOutput:
         """The loss of a whole batch with the queue as it is; in training mode the keys then enter the queue."""
@@ -125,34 +112,19 @@ class MoCo(Method):
             queue = queue.clone()  # the backward pass needs it as it was
         terms = moco_loss(torch.cat(encoded.trained), torch.cat(encoded.fixed), queue, self.config.temperature)
         if self.training:
-            self.queue.enqueue(torch.cat([distributed.gathered(_unit(keys)) for keys in encoded.fixed]))
+            self.queue.enqueue(torch.cat([distributed.gathered(unit(keys)) for keys in encoded.fixed]))
         parts = {"alignment": terms.alignment, "contrast": terms.contrast}
         return StepOutput(terms.loss, parts, encoded.trained[0].detach())
 
     def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
         """Move the target towards the online network."""
         decay = cosine_ema_decay(progress, self.config.ema_start, self.config.ema_end)
-        update_target(self.target, nn.Sequential(self.backbone, self.projector), decay)
+        self.target.follow(self.online(), decay)
         return {"ema_decay": decay}
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Of the queue. What no key has taken yet are random vectors."""
         return self.queue.diagnostics("queue")
-
-    def collapsed_loss(self) -> None:
-        """Not said: it is log(1 + queue), and a network that learns is not far below."""
-        return
-
-
-def _head(config: Config, width: int) -> nn.Sequential:
-    if config.head == "linear":
-        return nn.Sequential(nn.Linear(width, config.dim))
-    return nn.Sequential(nn.Linear(width, config.hidden), nn.ReLU(inplace=True), nn.Linear(config.hidden, config.dim))
-
-
-def _unit(keys: Tensor) -> Tensor:
-    dtype = torch.promote_types(keys.dtype, torch.float32)
-    return F.normalize(keys.detach().to(dtype), dim=1)
 
 
 def build(config: Config, backbone: Backbone) -> MoCo:

@@ -22,7 +22,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tico_ssl.config.section import MethodConfig
-from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput
+from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput, width_of
+from tico_ssl.methods._embeddings import unit
 from tico_ssl.methods._queue import mean_cosine
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.runtime import distributed
@@ -48,9 +49,8 @@ def pirl_loss(
             f"got {tuple(embedding.shape)}, {tuple(own.shape)} and {tuple(negatives.shape)}"
         )
     with torch.autocast(embedding.device.type, enabled=False):
-        dtype = torch.promote_types(embedding.dtype, torch.float32)
-        a = F.normalize(embedding.to(dtype), dim=1)
-        own, negatives = own.detach().to(dtype), negatives.detach().to(dtype)
+        a = unit(embedding)
+        own, negatives = own.detach().to(a.dtype), negatives.detach().to(a.dtype)
         others = a @ negatives.T / temperature
         if left_out is not None:
             others = others.masked_fill(left_out, -torch.inf)
@@ -88,18 +88,19 @@ class Config(MethodConfig):
 
 class PIRL(Method):
     """Backbone, a head for images and one for jigsaws, and the memory bank. The first view is an image, the second a
-    jigsaw."""
+    jigsaw.
 
+    Its loss at collapse is 1 + log(negatives + 1) or nearly so, but healthy runs stay above half of that for long.
+    """
+
+    config: Config
     bank: Tensor
     visited: Tensor
 
     def __init__(self, backbone: nn.Module, width: int | None = None, config: Config | None = None) -> None:
-        super().__init__()
+        super().__init__(backbone)
         self.config = config = config or Config()
-        width = width if width is not None else getattr(backbone, "width", None)
-        if width is None:
-            raise ValueError("PIRL: say how many features the backbone gives: PIRL(backbone, width=512)")
-        self.backbone = backbone
+        width = width_of(backbone, width)
         self.image_head = nn.Linear(width, config.dim)
         self.piece_head = nn.Linear(width, config.dim)
         self.jigsaw_head = nn.Linear(config.pieces * config.dim, config.dim)
@@ -107,9 +108,10 @@ class PIRL(Method):
         self.register_buffer("visited", torch.zeros(config.images, dtype=torch.bool))
         self._seen: tuple[Tensor, Tensor] | None = None  # from a step's loss to its end, never longer
 
-    def forward(self, batch: Batch) -> StepOutput:
-        """The loss of images and their jigsaws."""
-        return self.loss(self.encode(batch))
+    def embed(self, images: Tensor) -> Tensor:
+        """Raw embeddings of whole images."""
+        embeddings: Tensor = self.image_head(self.backbone(images))
+        return embeddings
 
     def check_data(self, images: int, labels: Tensor | None) -> None:
         """An entry of the memory bank for every image."""
@@ -125,7 +127,7 @@ class PIRL(Method):
             raise UserError(
                 f"PIRL's first view must be an image, its second a jigsaw of {self.config.pieces} pieces: views=pirl"
             )
-        of_image = self.image_head(self.backbone(image))
+        of_image = self.embed(image)
         pieces = jigsaw.flatten(0, 1).contiguous(memory_format=torch.channels_last)
         of_pieces = self.piece_head(self.backbone(pieces)).unflatten(0, jigsaw.shape[:2])
         return Encoded((of_image, self.jigsaw_head(of_pieces.flatten(1))), (batch.index,) if fixed else ())
@@ -164,10 +166,6 @@ class PIRL(Method):
             "memory_visited": self.visited.float().mean(),
             "memory_cosine": mean_cosine(self.bank, self.visited),
         }
-
-    def collapsed_loss(self) -> None:
-        """None: 1 + log(negatives + 1) or nearly so, but healthy runs stay above half of that for long."""
-        return
 
 
 def build(config: Config, backbone: Backbone) -> PIRL:

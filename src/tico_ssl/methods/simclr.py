@@ -11,14 +11,15 @@ from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from tico_ssl.config.section import MethodConfig
-from tico_ssl.methods._base import Encoded, StepOutput
-from tico_ssl.methods._siamese import Siamese, at_least_float32, check_embeddings, head, width_of
+from tico_ssl.methods._base import Encoded, StepOutput, width_of
+from tico_ssl.methods._embeddings import check_embeddings, unit
+from tico_ssl.methods._siamese import Siamese
 from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.projector import head
 from tico_ssl.runtime import distributed
 
 
@@ -48,7 +49,7 @@ def nt_xent_loss(
     if not temperature > 0:
         raise ValueError(f"SimCLR: the temperature must be positive, got {temperature}")
     with torch.autocast(z_1.device.type, enabled=False):
-        z_1, z_2 = (gather(F.normalize(at_least_float32(z), dim=1)) for z in (z_1, z_2))
+        z_1, z_2 = (gather(unit(z)) for z in (z_1, z_2))
         z = torch.cat([z_1, z_2])
         itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
         logits = (z @ z.T / temperature).masked_fill(itself, -torch.inf)
@@ -73,7 +74,12 @@ class Config(MethodConfig):
 
 
 class SimCLR(Siamese):
-    """Backbone and projector, and NT-Xent between the views."""
+    """Backbone and projector, and NT-Xent between the views.
+
+    Its loss at collapse, log(2n - 1), depends on the batch and is near that of a fresh network: no sign to go by.
+    """
+
+    config: Config
 
     def __init__(self, backbone: nn.Module, width: int | None = None, config: Config | None = None) -> None:
         config = config or Config()
@@ -87,10 +93,6 @@ class SimCLR(Siamese):
         terms = nt_xent_loss(z_1, z_2, self.config.temperature, gather=distributed.gathered)
         parts = {"alignment": terms.alignment, "uniformity": terms.uniformity}
         return StepOutput(terms.loss, parts, z_1.detach())
-
-    def collapsed_loss(self) -> float | None:
-        """Log(2n - 1), which depends on the batch and is near the loss of a fresh network: no sign to go by."""
-        return None
 
 
 def build(config: Config, backbone: Backbone) -> SimCLR:

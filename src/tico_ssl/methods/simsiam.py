@@ -3,21 +3,22 @@
     z1 = f(x1);  z2 = f(x2);  p1 = h(z1);  p2 = h(z2)           one network f and a predictor h
     loss = -(cos(p1, stop(z2)) + cos(p2, stop(z1))) / 2         mean over images; no gradient into z but through h
 
-Nothing but the stop of the gradient and the predictor keeps the network from collapse. The paper holds the predictor's
+Nothing but the stop-gradient and the predictor keeps the network from collapse. The paper holds the predictor's
 learning rate fixed while the rest follows a cosine; here all parameters share one schedule.
 """
 
 from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from tico_ssl.config.section import MethodConfig
-from tico_ssl.methods._base import Batch, Encoded, StepOutput
-from tico_ssl.methods._siamese import Siamese, at_least_float32, check_embeddings, head, two_images, width_of
+from tico_ssl.methods._base import Batch, Encoded, StepOutput, width_of
+from tico_ssl.methods._embeddings import check_embeddings, unit
+from tico_ssl.methods._siamese import Siamese
 from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.projector import head
 
 
 def simsiam_loss(p_1: Tensor, p_2: Tensor, z_1: Tensor, z_2: Tensor) -> Tensor:
@@ -30,8 +31,8 @@ def simsiam_loss(p_1: Tensor, p_2: Tensor, z_1: Tensor, z_2: Tensor) -> Tensor:
     check_embeddings("SimSiam", p_1, z_2)
     check_embeddings("SimSiam", p_2, z_1)
     with torch.autocast(p_1.device.type, enabled=False):
-        p_1, p_2 = (F.normalize(at_least_float32(p), dim=1) for p in (p_1, p_2))
-        z_1, z_2 = (F.normalize(at_least_float32(z.detach()), dim=1) for z in (z_1, z_2))
+        p_1, p_2 = (unit(p) for p in (p_1, p_2))
+        z_1, z_2 = (unit(z.detach()) for z in (z_1, z_2))
         return -((p_1 * z_2).sum(dim=1).mean() + (p_2 * z_1).sum(dim=1).mean()) / 2
 
 
@@ -51,21 +52,18 @@ class Config(MethodConfig):
 class SimSiam(Siamese):
     """Backbone, a projector of three layers that ends in a BatchNorm, and a predictor."""
 
+    config: Config
+
     def __init__(self, backbone: nn.Module, width: int | None = None, config: Config | None = None) -> None:
         config = config or Config()
         widths = width_of(backbone, width), config.hidden, config.hidden, config.dim
         super().__init__(backbone, head(*widths, last_norm=True, last_affine=False))
         self.config = config
-        self.predictor = nn.Sequential(
-            nn.Linear(config.dim, config.predictor_hidden, bias=False),
-            nn.BatchNorm1d(config.predictor_hidden),
-            nn.ReLU(inplace=True),
-            nn.Linear(config.predictor_hidden, config.dim),
-        )
+        self.predictor = head(config.dim, config.predictor_hidden, config.dim, last_bias=True)
 
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
         """Predictions of both views, which take a gradient, and their embeddings, which do not."""
-        embeddings = [self.embed(view) for view in two_images(batch)]
+        embeddings = [self.embed(view) for view in batch.images(2)]
         predictions = tuple(self.predictor(z) for z in embeddings)
         return Encoded(predictions, tuple(z.detach() for z in embeddings) if fixed else ())
 

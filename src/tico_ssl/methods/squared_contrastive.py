@@ -18,19 +18,18 @@ The bank begins with zeros, as TiCo's covariance does, so the contrast ramps up 
 from typing import Annotated, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from tico_ssl.config.section import MethodConfig
 from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput
+from tico_ssl.methods._embeddings import check_embeddings, unit
 from tico_ssl.methods._queue import KeyQueue
 from tico_ssl.networks.backbones import Backbone
-from tico_ssl.networks.projector import projector
-from tico_ssl.networks.target import target_of, update_target
+from tico_ssl.networks.projector import head
+from tico_ssl.networks.target import Target, encode_both
 from tico_ssl.optim.schedules import cosine_ema_decay
 from tico_ssl.runtime import distributed
-from tico_ssl.runtime.errors import UserError
 
 
 class SquaredContrastiveTerms(NamedTuple):
@@ -53,10 +52,8 @@ def squared_contrastive_loss(
     """
     _check(online, target, keys, rho)
     with torch.autocast(online.device.type, enabled=False):
-        dtype = torch.promote_types(online.dtype, torch.float32)
-        z_1 = F.normalize(online.to(dtype), dim=1)
-        z_2 = F.normalize(target.detach().to(dtype), dim=1)
-        others = z_2 if keys is None else keys.detach().to(dtype)
+        z_1, z_2 = unit(online), unit(target.detach())
+        others = (z_2 if keys is None else keys.detach()).to(z_1.dtype)
         C = others.T @ others / len(others)
         cosines = (z_1 * z_2).sum(dim=1)
         squares = ((z_1 @ C) * z_1).sum(dim=1)
@@ -70,11 +67,7 @@ def squared_contrastive_loss(
 def _check(online: Tensor, target: Tensor, keys: Tensor | None, rho: float) -> None:
     if rho < 0:
         raise ValueError(f"squared contrastive loss: rho must not be negative, got {rho}")
-    if online.ndim != 2 or online.shape != target.shape:
-        raise ValueError(
-            "squared contrastive loss: online and target embeddings must both be (batch, dim), "
-            f"got {tuple(online.shape)} and {tuple(target.shape)}"
-        )
+    check_embeddings("squared contrastive loss", online, target, least=1)
     if keys is not None and (keys.ndim != 2 or keys.shape[1] != online.shape[1]):
         raise ValueError(
             f"squared contrastive loss: embeddings have {online.shape[1]} dimensions, the keys are {tuple(keys.shape)}"
@@ -105,37 +98,24 @@ class Config(MethodConfig):
 class SquaredContrastive(Method):
     """Backbone and projector, their slowly moving target, and the bank of its keys if there is one."""
 
+    config: Config
+
     def __init__(self, backbone: Backbone, config: Config | None = None) -> None:
-        super().__init__()
-        self.config = config = config or Config()
-        self.backbone = backbone
-        self.projector = projector(backbone.width, config.hidden, config.dim, last_bias=config.last_bias)
-        self.target = target_of(nn.Sequential(self.backbone, self.projector))
+        config = config or Config()
+        super().__init__(backbone, head(backbone.width, config.hidden, config.dim, last_bias=config.last_bias))
+        self.config = config
+        self.target = Target(self.online())
         self.bank = KeyQueue(torch.zeros(config.bank, config.dim)) if config.bank else None
-
-    def embed(self, images: Tensor) -> Tensor:
-        """Raw embeddings of the online network."""
-        return self.projector(self.backbone(images))
-
-    def forward(self, batch: Batch) -> StepOutput:
-        """The loss of one batch. Views beyond the first two are not looked at."""
-        return self.loss(self.encode(batch))
 
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
         """Embeddings of view one by the online network and, if they are asked for, of view two by the target."""
-        view_1, view_2 = batch.views[:2]
-        if view_1.ndim != 4 or view_2.ndim != 4:
-            raise UserError("the squared contrastive loss compares images: its first two views must not be jigsaws")
-        online = self.embed(view_1)
-        with torch.no_grad():
-            target = (self.target(view_2),) if fixed else ()
-        return Encoded((online,), target)
+        view_1, view_2 = batch.images(2)
+        return Encoded(*encode_both(self.embed, (view_1,), self.target, (view_2,) if fixed else ()))
 
     def loss(self, encoded: Encoded) -> StepOutput:
         """The loss of a whole batch: this process's images and the keys of all; in training mode the bank moves on."""
         (online,), (target,) = encoded.trained, encoded.fixed
-        dtype = torch.promote_types(target.dtype, torch.float32)
-        keys = distributed.gathered(F.normalize(target.detach().to(dtype), dim=1))
+        keys = distributed.gathered(unit(target.detach()))
         if self.bank is None:
             terms = squared_contrastive_loss(online, target, keys, self.config.rho)
         else:
@@ -149,7 +129,7 @@ class SquaredContrastive(Method):
     def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
         """Move the target towards the online network, by the schedule of its decay."""
         decay = cosine_ema_decay(progress, self.config.ema_start, self.config.ema_end)
-        update_target(self.target, nn.Sequential(self.backbone, self.projector), decay)
+        self.target.follow(self.online(), decay)
         return {"ema_decay": decay}
 
     def diagnostics(self) -> dict[str, Tensor]:

@@ -11,7 +11,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tico_ssl.config.section import MethodConfig
-from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput
+from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput, width_of
+from tico_ssl.methods._embeddings import at_least_float32
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.runtime.errors import UserError
 
@@ -27,8 +28,7 @@ def supervised_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> T
             f"{tuple(labels.shape)}"
         )
     with torch.autocast(logits.device.type, enabled=False):
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return F.cross_entropy(logits, labels.long(), label_smoothing=smoothing)
+        return F.cross_entropy(at_least_float32(logits), labels.long(), label_smoothing=smoothing)
 
 
 class Config(MethodConfig):
@@ -45,29 +45,21 @@ class Config(MethodConfig):
 
 
 class Supervised(Method):
-    """Backbone and linear classifier. Views beyond the first are not looked at."""
+    """Backbone and linear classifier. Views beyond the first are not looked at.
+
+    No loss tells of a collapse: labels keep images apart, and a high loss says only that they are hard to tell.
+    """
+
+    config: Config
 
     def __init__(self, backbone: nn.Module, width: int | None = None, config: Config | None = None) -> None:
-        super().__init__()
+        super().__init__(backbone)
         self.config = config = config or Config()
-        width = width if width is not None else getattr(backbone, "width", None)
-        if width is None:
-            raise ValueError("supervised: say how many features the backbone gives: Supervised(backbone, width=512)")
-        self.backbone = backbone
-        self.classifier = nn.Linear(width, config.classes)
-
-    def forward(self, batch: Batch) -> StepOutput:
-        """Cross entropy of the first view."""
-        return self.loss(self.encode(batch))
+        self.classifier = nn.Linear(width_of(backbone, width), config.classes)
 
     def check_data(self, images: int, labels: Tensor | None) -> None:
         """One label for each image, below the number of classes."""
-        if labels is None:
-            raise UserError("method supervised needs labels, and these images have none")
-        if labels.ndim != 1:
-            raise UserError(
-                f"method supervised needs one label for each image, got labels of shape {list(labels.shape[1:])}"
-            )
+        labels = _one_for_each_image(labels)
         classes, least, most = self.config.classes, int(labels.min()), int(labels.max())
         if least < 0 or most >= classes:
             raise UserError(
@@ -76,16 +68,9 @@ class Supervised(Method):
 
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
         """Logits of the first view, and the labels beside them."""
-        label = batch.label
-        if label is None:
-            raise UserError("method supervised needs labels, and these images have none")
-        if label.ndim != 1:
-            raise UserError(
-                f"method supervised needs one label for each image, got labels of shape {list(label.shape)}"
-            )
-        if batch.views[0].ndim != 4:
-            raise UserError("method supervised classifies images: its first view must not be a jigsaw")
-        return Encoded((self.classifier(self.backbone(batch.views[0])),), (label,) if fixed else ())
+        label = _one_for_each_image(batch.label)
+        (view,) = batch.images(1)
+        return Encoded((self.classifier(self.embed(view)),), (label,) if fixed else ())
 
     def loss(self, encoded: Encoded) -> StepOutput:
         """Cross entropy, with the share of images that are classified rightly."""
@@ -94,17 +79,15 @@ class Supervised(Method):
         accuracy = (logits.detach().argmax(dim=1) == label).float().mean()
         return StepOutput(loss, {"accuracy": accuracy}, logits.detach())
 
-    def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
-        """Nothing moves but the weights."""
-        return {}
 
-    def diagnostics(self) -> dict[str, Tensor]:
-        """Nothing beyond the loss and the accuracy."""
-        return {}
-
-    def collapsed_loss(self) -> None:
-        """None: labels keep images apart, and a high loss says only that they are hard to tell."""
-        return
+def _one_for_each_image(labels: Tensor | None) -> Tensor:
+    if labels is None:
+        raise UserError("method supervised needs labels, and these images have none")
+    if labels.ndim != 1:
+        raise UserError(
+            f"method supervised needs one label for each image, got labels of shape {list(labels.shape[1:])}"
+        )
+    return labels
 
 
 def build(config: Config, backbone: Backbone) -> Supervised:

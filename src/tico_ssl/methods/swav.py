@@ -24,10 +24,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tico_ssl.config.section import MethodConfig
-from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput
+from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput, width_of
+from tico_ssl.methods._embeddings import at_least_float32
 from tico_ssl.methods._queue import mean_cosine
 from tico_ssl.networks.backbones import Backbone
-from tico_ssl.networks.projector import projector
+from tico_ssl.networks.projector import head
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
 
@@ -49,9 +50,8 @@ def sinkhorn(
     and their own assignments are not returned. `total` sums a vector over processes.
     """
     with torch.autocast(scores.device.type, enabled=False):
-        dtype = torch.promote_types(scores.dtype, torch.float32)
-        Q = torch.exp(scores.to(dtype) / epsilon)
-        E = torch.exp((scores[:0] if earlier is None else earlier).to(dtype) / epsilon)
+        Q = torch.exp(at_least_float32(scores) / epsilon)
+        E = Q[:0] if earlier is None else torch.exp(earlier.to(Q.dtype) / epsilon)
         for _ in range(iterations):
             sums = total(Q.sum(dim=0)) + weight * E.sum(dim=0)
             Q, E = Q / sums, E / sums
@@ -69,10 +69,9 @@ def swav_loss(scores: Sequence[Tensor], assignments: Sequence[Tensor], temperatu
     if len({tuple(one.shape) for one in (*scores, *assignments)}) > 1 or scores[0].ndim != 2:
         raise ValueError("SwAV: scores and assignments must all be (batch, prototypes)")
     with torch.autocast(scores[0].device.type, enabled=False):
-        dtype = torch.promote_types(scores[0].dtype, torch.float32)
-        predictions = [F.log_softmax(score.to(dtype) / temperature, dim=1) for score in scores]
+        predictions = [F.log_softmax(at_least_float32(score) / temperature, dim=1) for score in scores]
         losses = [
-            -(assignment.detach().to(dtype) * prediction).sum(dim=1).mean()
+            -(assignment.detach().to(prediction.dtype) * prediction).sum(dim=1).mean()
             for a, assignment in enumerate(assignments)
             for v, prediction in enumerate(predictions)
             if v != a
@@ -121,34 +120,29 @@ class Config(MethodConfig):
 
 
 class SwAV(Method):
-    """Backbone, projector and prototypes. The first two views are assigned, all views predict."""
+    """Backbone, projector and prototypes. The first two views are assigned, all views predict.
 
+    Its loss at collapse is log(prototypes) at least, but healthy runs stay above half of that for long.
+    """
+
+    config: Config
     steps: Tensor
     queue: Tensor
     filled: Tensor
 
     def __init__(self, backbone: nn.Module, width: int | None = None, config: Config | None = None) -> None:
-        super().__init__()
-        self.config = config = config or Config()
-        width = width if width is not None else getattr(backbone, "width", None)
-        if width is None:
-            raise ValueError("SwAV: say how many features the backbone gives: SwAV(backbone, width=512)")
-        self.backbone = backbone
-        self.projector = projector(width, config.hidden, config.dim, last_bias=config.last_bias)
+        config = config or Config()
+        widths = width_of(backbone, width), config.hidden, config.dim
+        super().__init__(backbone, head(*widths, last_bias=config.last_bias))
+        self.config = config
         self.prototypes = nn.Parameter(F.normalize(torch.randn(config.prototypes, config.dim), dim=1))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         self.register_buffer("queue", torch.zeros(ASSIGNED, config.queue, config.dim))
         self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
 
-    def forward(self, batch: Batch) -> StepOutput:
-        """The swapped prediction of all views."""
-        return self.loss(self.encode(batch))
-
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
         """Scores of every view, and embeddings of the first two beside them."""
-        if any(view.ndim != 4 for view in batch.views):
-            raise UserError("SwAV compares views that are images: none of them may be a jigsaw")
-        raw = [self.projector(self.backbone(view)) for view in batch.views]
+        raw = [self.embed(view) for view in batch.images()]
         # Frozen, they take a gradient of zero; all that a decay of weights does then is undone by the normalisation.
         prototypes = torch.where(self.steps < self.config.freeze_steps, self.prototypes.detach(), self.prototypes)
         with torch.autocast(raw[0].device.type, enabled=False):
@@ -212,10 +206,6 @@ class SwAV(Method):
         if self.config.queue:
             values["queue_filled"] = (self.filled / self.config.queue).clamp(max=1)
         return values
-
-    def collapsed_loss(self) -> None:
-        """None: log(prototypes) at least, but healthy runs stay above half of that for long."""
-        return
 
 
 def build(config: Config, backbone: Backbone) -> SwAV:

@@ -19,16 +19,15 @@ from collections.abc import Callable
 from typing import Annotated, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from tico_ssl.config.section import MethodConfig
-from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput
+from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput, width_of
+from tico_ssl.methods._embeddings import unit
 from tico_ssl.networks.backbones import Backbone
-from tico_ssl.networks.overlap import aside, join
-from tico_ssl.networks.projector import projector
-from tico_ssl.networks.target import copy_statistics, target_of, update_target
+from tico_ssl.networks.projector import head
+from tico_ssl.networks.target import Target, encode_both
 from tico_ssl.optim.schedules import cosine_ema_decay
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
@@ -66,14 +65,13 @@ def tico_loss(
     if check_finite and not (online.isfinite().all() and target.isfinite().all()):
         raise ValueError("TiCo: the embeddings contain NaN or infinity")
     with torch.autocast(online.device.type, enabled=False):
-        dtype = torch.promote_types(online.dtype, torch.float32)  # float32 at least, whatever autocast made of them
-        z_1 = F.normalize(online.to(dtype), dim=1)
-        z_2 = F.normalize(target.detach().to(dtype), dim=1)
+        z_1 = unit(online)
+        z_2 = unit(target.detach().to(z_1.dtype))
         z = (z_1 if source == "online" else z_2).detach()
 
         B_local = z.T @ z / len(z)
         B = average(B_local)
-        C = beta * covariance.detach().to(dtype) + (1 - beta) * B
+        C = beta * covariance.detach().to(z.dtype) + (1 - beta) * B
 
         kappa = 2 if source == "online" and not detach else 1
         extra = (kappa - 1) * (1 - beta) * B
@@ -190,17 +188,15 @@ class Config(MethodConfig):
 class TiCo(Method):
     """Backbone and projector, their slowly moving target, and the loss between the two."""
 
+    config: Config
     steps: Tensor
 
     def __init__(self, backbone: nn.Module, width: int | None = None, config: Config | None = None) -> None:
-        super().__init__()
-        self.config = config = config or Config()
-        width = width if width is not None else getattr(backbone, "width", None)
-        if width is None:
-            raise ValueError("TiCo: say how many features the backbone gives: TiCo(backbone, width=512)")
-        self.backbone = backbone
-        self.projector = projector(width, config.hidden, config.dim, last_bias=config.last_bias)
-        self.target = target_of(nn.Sequential(self.backbone, self.projector))
+        config = config or Config()
+        widths = width_of(backbone, width), config.hidden, config.dim
+        super().__init__(backbone, head(*widths, last_bias=config.last_bias))
+        self.config = config
+        self.target = Target(self.online())
         self.criterion = TiCoLoss(config.dim, config.rho, config.beta, config.detach, config.source, check_finite=False)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
@@ -211,34 +207,19 @@ class TiCo(Method):
             self.target.eval()
         return self
 
-    def embed(self, images: Tensor) -> Tensor:
-        """Raw embeddings of the online network."""
-        return self.projector(self.backbone(images))
-
-    def forward(self, batch: Batch) -> StepOutput:
-        """Algorithm 1 up to the loss. Views beyond the first two are not looked at."""
-        return self.loss(self.encode(batch))
-
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
-        """Embeddings of the online network and, if they are asked for, of the target. If symmetric, each view in a
-        forward of its own: in one batch they would share BatchNorm statistics."""
-        view_1, view_2 = self._ordered(*batch.views[:2])
-        with torch.no_grad(), aside():
-            other = (view_2, view_1) if self.config.symmetric else (view_2,)
-            target = [self.target(view) for view in other] if fixed else []
-        online = [self.embed(view) for view in ((view_1, view_2) if self.config.symmetric else (view_1,))]
-        join()
-        return Encoded(tuple(online), tuple(target))
+        """f(x1) and, if it is asked for, f_target(x2). Views beyond the first two are not looked at."""
+        view_1, view_2 = self._ordered(*batch.images(2))
+        views, others = ((view_1, view_2), (view_2, view_1)) if self.config.symmetric else ((view_1,), (view_2,))
+        return Encoded(*encode_both(self.embed, views, self.target, others if fixed else ()))
 
     def loss(self, encoded: Encoded) -> StepOutput:
-        """TiCo's loss of the embeddings of a whole batch."""
+        """Algorithm 1 up to its loss, of the embeddings of a whole batch."""
         terms = self.criterion.terms(torch.cat(encoded.trained), torch.cat(encoded.fixed))
         parts = {"invariance": terms.invariance, "contrast": terms.contrast}
         return StepOutput(terms.loss, parts, encoded.trained[0].detach())
 
     def _ordered(self, view_1: Tensor, view_2: Tensor) -> tuple[Tensor, Tensor]:
-        if view_1.ndim != 4 or view_2.ndim != 4:
-            raise UserError("TiCo compares views that are images: its first two must not be jigsaws")
         if self.config.view_order == "fixed":
             return view_1, view_2
         if view_1.shape != view_2.shape:
@@ -251,16 +232,19 @@ class TiCo(Method):
     def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
         """Move the target towards the online network, by the schedule of its decay."""
         decay = cosine_ema_decay(progress, self.config.ema_start, self.config.ema_end)
-        online = nn.Sequential(self.backbone, self.projector)
-        update_target(self.target, online, decay)
+        self.target.follow(self.online(), decay)
         if self.config.target_statistics == "running":
-            copy_statistics(self.target, online)
+            self.target.copy_statistics(self.online())
         self.steps += 1
         return {"ema_decay": decay}
 
+    def covariance(self) -> Tensor:
+        """Algorithm 1's C."""
+        return self.criterion.covariance
+
     def diagnostics(self) -> dict[str, Tensor]:
         """How many directions the covariance fills, from 1 (collapse) to dim, and its largest share in one of them."""
-        covariance = self.criterion.covariance
+        covariance = self.covariance()
         trace = covariance.trace().clamp_min(1e-12)  # 1 - beta^t: the ramp of the first steps is divided out
         return {
             "participation_ratio": trace.square() / covariance.square().sum().clamp_min(1e-24),

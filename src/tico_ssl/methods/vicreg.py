@@ -10,6 +10,7 @@ The half on the variance term is in the authors' code; where it is left out, 25 
 same loss.
 """
 
+import math
 from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
@@ -19,10 +20,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tico_ssl.config.section import MethodConfig
-from tico_ssl.methods._base import Encoded, StepOutput
-from tico_ssl.methods._siamese import Siamese, at_least_float32, check_embeddings, head, width_of
+from tico_ssl.methods._base import Encoded, StepOutput, width_of
+from tico_ssl.methods._embeddings import at_least_float32, check_embeddings
+from tico_ssl.methods._siamese import Siamese
 from tico_ssl.methods.barlow_twins import off_diagonal
 from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.projector import head
 from tico_ssl.runtime import distributed
 
 EPSILON = 1e-4  # under the square root, whose slope at zero is infinite
@@ -93,6 +96,8 @@ class Config(MethodConfig):
 class VICReg(Siamese):
     """Backbone and a projector of three layers, and the three terms."""
 
+    config: Config
+
     def __init__(self, backbone: nn.Module, width: int | None = None, config: Config | None = None) -> None:
         config = config or Config()
         super().__init__(backbone, head(width_of(backbone, width), config.hidden, config.hidden, config.dim))
@@ -115,7 +120,7 @@ class VICReg(Siamese):
 
     def collapsed_loss(self) -> float:
         """The variance term alone, with no variance."""
-        return self.config.variance_weight * (1 - EPSILON**0.5)
+        return self.config.variance_weight * (1 - math.sqrt(EPSILON))
 
 
 def build(config: Config, backbone: Backbone) -> VICReg:

@@ -44,7 +44,8 @@ class Backbone(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (batch, width) of normalised images."""
-        return self.network(images)
+        features: Tensor = self.network(images)
+        return features
 
     def preprocess(self, images: Tensor | Sequence[Tensor]) -> Tensor:
         """uint8 images of any size, as the network wants them: centre crop, bicubic resize, normalisation."""
@@ -152,7 +153,8 @@ class NarrowResNet(nn.Module):
         """Pooled features."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.avgpool(x).flatten(1)
+        pooled: Tensor = self.avgpool(x)
+        return pooled.flatten(1)
 
 
 def _stage(planes: int, out: int, count: int, stride: int) -> nn.Sequential:

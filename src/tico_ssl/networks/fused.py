@@ -4,8 +4,6 @@ Only the forward functions of blocks are exchanged: parameters, their names and 
 block goes back to torch's modules where the kernels do not fit (evaluation, several processes, a CPU).
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -77,7 +75,7 @@ def _shortcut(block: BasicBlock | Bottleneck, x: Tensor) -> Tensor:
     return norm_act(norm, x, relu=False)
 
 
-def _block(block: BasicBlock | Bottleneck, x: Tensor | Twice, *layers: tuple[nn.Module, nn.Module]) -> Any:
+def _block(block: BasicBlock | Bottleneck, x: Tensor | Twice, *layers: tuple[nn.Module, nn.Module]) -> Tensor | Twice:
     """Convolutions, each with its norm, and the shortcut. From a network that is not fused as a whole comes one tensor,
     and goes one."""
     out, other = x if isinstance(x, tuple) else (x, x)
@@ -91,19 +89,21 @@ def _block(block: BasicBlock | Bottleneck, x: Tensor | Twice, *layers: tuple[nn.
 class FusedBasicBlock(BasicBlock):
     """Two convolutions."""
 
-    def forward(self, x: Tensor | Twice) -> Any:
+    def forward(self, x: Tensor | Twice) -> Tensor | Twice:
+        """One tensor for one, two for two."""
         return _block(self, x, (self.conv1, self.bn1), (self.conv2, self.bn2))
 
 
 class FusedBottleneck(Bottleneck):
     """Three convolutions."""
 
-    def forward(self, x: Tensor | Twice) -> Any:
+    def forward(self, x: Tensor | Twice) -> Tensor | Twice:
+        """One tensor for one, two for two."""
         return _block(self, x, (self.conv1, self.bn1), (self.conv2, self.bn2), (self.conv3, self.bn3))
 
 
 def stem_convolution(conv: nn.Conv2d, images: Tensor) -> Tensor:
-    """A 7 x 7 convolution in steps of two of 3 channels, as one of 4 x 4 in steps of one of 16.
+    """A 7 x 7 convolution of 3 channels with stride two, as one of 4 x 4 of 16 channels with stride one.
 
     Tensor cores work on 8 channels at least: three leave most of them idle. Two by two pixels become channels, and the
     filter, with a row and a column of zeros before its first, likewise.
@@ -111,7 +111,8 @@ def stem_convolution(conv: nn.Conv2d, images: Tensor) -> Tensor:
     shape = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.in_channels, conv.groups, conv.bias)
     even = images.shape[2] % 2 == 0 and images.shape[3] % 2 == 0
     if shape != ((7, 7), (2, 2), (3, 3), (1, 1), 3, 1, None) or not even or images.device.type not in DEVICES:
-        return conv(images)
+        features: Tensor = conv(images)
+        return features
     weight = standardise(conv.weight) if isinstance(conv, StandardisedConv2d) else conv.weight
     return F.conv2d(_folded(F.pad(images, (4, 2, 4, 2, 0, 1))), _folded(F.pad(weight, (1, 0, 1, 0, 0, 1))))
 
@@ -137,7 +138,8 @@ class FusedResNet(ResNet):
     """torchvision's network with another stem and its blocks."""
 
     def _forward_impl(self, x: Tensor) -> Tensor:
-        return self.fc(torch.flatten(self.avgpool(_blocks(self, x)), 1))
+        features: Tensor = self.fc(torch.flatten(self.avgpool(_blocks(self, x)), 1))
+        return features
 
 
 class FusedNarrowResNet(NarrowResNet):
@@ -145,7 +147,8 @@ class FusedNarrowResNet(NarrowResNet):
 
     def forward(self, images: Tensor) -> Tensor:
         """Pooled features."""
-        return self.avgpool(_blocks(self, images)).flatten(1)
+        pooled: Tensor = self.avgpool(_blocks(self, images))
+        return pooled.flatten(1)
 
 
 class FusedStandardisedConv2d(StandardisedConv2d):
@@ -156,7 +159,9 @@ class FusedStandardisedConv2d(StandardisedConv2d):
             return super()._conv_forward(input, weight, bias)
         device = input.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-        return nn.Conv2d._conv_forward(self, input, fused_kernels.standardised(weight, EPSILON, dtype), bias)
+        kernel = fused_kernels.standardised(weight, EPSILON, dtype)
+        output: Tensor = nn.Conv2d._conv_forward(self, input, kernel, bias)
+        return output
 
 
 def _is_dense(weight: Tensor) -> bool:

@@ -27,7 +27,8 @@ MANY_ROWS = 65536  # from which on wide tiles read faster. These numbers were me
 
 def norm_act(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, relu: bool) -> tuple[Tensor, Tensor]:
     """relu(norm(x) + residual) of a BatchNorm in training, for two readers whose gradients are added on the way."""
-    return _NormAct.apply(x, norm.weight, norm.bias, residual, norm, relu)
+    both: tuple[Tensor, Tensor] = _NormAct.apply(x, norm.weight, norm.bias, residual, norm, relu)
+    return both
 
 
 def running_norm_act(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
@@ -51,7 +52,8 @@ def running_norm_act(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, r
 
 def max_pool(x: Tensor) -> Tensor:
     """The largest of 3 x 3 pixels in steps of two, as in the stem of a ResNet."""
-    return _MaxPool.apply(x)
+    pooled: Tensor = _MaxPool.apply(x)
+    return pooled
 
 
 class _NormAct(torch.autograd.Function):
@@ -365,7 +367,8 @@ def _pool_gradient(
 
 def standardised(weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """`weight_standardisation.standardise`, in the type that the convolution wants."""
-    return _Standardised.apply(weight, eps, dtype)
+    kernel: Tensor = _Standardised.apply(weight, eps, dtype)
+    return kernel
 
 
 class _Standardised(torch.autograd.Function):

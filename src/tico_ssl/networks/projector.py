@@ -1,13 +1,27 @@
-"""The head that training uses and evaluation throws away."""
+"""The heads that training uses and evaluation throws away: projectors, and the predictors behind some of them."""
+
+from itertools import pairwise
 
 from torch import nn
 
 
-def projector(width: int, hidden: int, dim: int, last_bias: bool = False) -> nn.Sequential:
-    """Linear, BatchNorm, ReLU, Linear. The first layer needs no bias: the BatchNorm behind it has one."""
-    return nn.Sequential(
-        nn.Linear(width, hidden, bias=False),
-        nn.BatchNorm1d(hidden),
-        nn.ReLU(inplace=True),
-        nn.Linear(hidden, dim, bias=last_bias),
-    )
+def head(
+    *widths: int,
+    norm: bool = True,
+    last_bias: bool | None = None,
+    last_norm: bool = False,
+    last_affine: bool = True,
+) -> nn.Sequential:
+    """Linear layers with BatchNorm (if `norm`) and ReLU between them; behind the last, BatchNorm if `last_norm`.
+
+    A layer before a BatchNorm needs no bias: the BatchNorm has one. Unless `last_bias` says otherwise, the last layer
+    of a head with BatchNorm has none either.
+    """
+    layers: list[nn.Module] = []
+    for before, after in pairwise(widths[:-1]):
+        layers += [nn.Linear(before, after, bias=not norm)]
+        layers += [nn.BatchNorm1d(after)] if norm else []
+        layers += [nn.ReLU(inplace=True)]
+    layers += [nn.Linear(widths[-2], widths[-1], bias=not norm if last_bias is None else last_bias)]
+    layers += [nn.BatchNorm1d(widths[-1], affine=last_affine)] if last_norm else []
+    return nn.Sequential(*layers)

@@ -22,7 +22,8 @@ class StandardisedConv2d(nn.Conv2d):
     """A convolution with a standardised kernel."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return super()._conv_forward(input, standardise(weight), bias)
+        output: Tensor = super()._conv_forward(input, standardise(weight), bias)
+        return output
 
 
 def apply(model: nn.Module) -> nn.Module:

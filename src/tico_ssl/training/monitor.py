@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from rich.progress import TextColumn
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from tico_ssl.methods._base import Method, StepOutput
@@ -173,7 +173,7 @@ def spread(embedding: Tensor) -> dict[str, Tensor]:
 def spectrum(method: Method) -> dict[str, list[float]] | None:
     """Eigenvalues of the method's covariance as shares of all variation, largest first, with their ranks; None if it
     keeps no covariance. Asked for at a log step, which waits for the device anyway, and nothing is written to."""
-    covariance = dict(method.named_buffers()).get("criterion.covariance") if isinstance(method, nn.Module) else None
+    covariance = method.covariance()
     if covariance is None:
         return None
     values = torch.linalg.eigvalsh(covariance.double()).flip(0).clamp_min(0)

@@ -178,14 +178,15 @@ class Plan:
         return warmup_cosine(step, self.steps, self.warmup, self.peak_lr, self.end_lr)
 
 
-def build_method(recipe: Recipe[Any], device: torch.device, precision: torch.dtype) -> Method:
-    """The method of a recipe with fresh weights, on its device, in training mode."""
+def build_method(recipe: Recipe[Any], device: torch.device, precision: torch.dtype, fused: bool = True) -> Method:
+    """The method of a recipe with fresh weights, on its device, in training mode; where steps are captured, with fused
+    BatchNorm unless told otherwise."""
     torch.manual_seed(derived_seed(recipe.training.seed, "weights"))
     data = recipe.data
     backbone = build_backbone(recipe.backbone, data.image_size, data.mean, data.std)
     method = method_of(recipe.method, backbone)
     method = method.to(device, torch.float64 if precision == torch.float64 else torch.float32)
-    if resolve_execution(recipe.training.execution, device) == "captured" and by_kernels(device):
+    if fused and resolve_execution(recipe.training.execution, device) == "captured" and by_kernels(device):
         fuse(method)
     if recipe.training.recompute:
         recompute_blocks(method.backbone)

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from tico_ssl.config.sections import Execution
 from tico_ssl.methods._base import Batch, Encoded, StepOutput
 from tico_ssl.networks.batch_norm import kept_statistics
-from tico_ssl.networks.overlap import overlapping
+from tico_ssl.networks.target import overlapping
 from tico_ssl.optim.groups import set_learning_rate
 from tico_ssl.pipeline.loader import Portion
 from tico_ssl.runtime import distributed
@@ -41,7 +41,8 @@ class Outcome:
 
 
 class Step:
-    """Carries out training steps on one device."""
+    """Carries out training steps on one device; captured ones with target and online network side by side, if
+    `overlap`."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Step:
         clip_gradient: float | None = None,
         execution: Execution = "auto",
         parts: int = 1,
+        overlap: bool = True,
     ) -> None:
         self.method, self.model, self.optimizer, self.views = method, model, optimizer, views
         self.parts = parts
@@ -64,7 +66,7 @@ class Step:
             self._forward = _Compiled(self._loss)
         self._run: Callable[[Portion], Outcome] = self._compute
         if "captured" in self.execution:
-            self._run = _Captured(self._compute)
+            self._run = _Captured(self._compute, method, overlap)
         self._progress: float | Tensor = 0.0
         if device.type == "cuda":
             self._progress = torch.zeros((), device=device)
@@ -162,10 +164,10 @@ class _Compiled:
 class _Captured:
     """A step that is recorded after a few, then replayed; or made as it is if that fails."""
 
-    def __init__(self, step: Callable[[Portion], Outcome]) -> None:
-        self.step, self.calls = step, 0
+    def __init__(self, step: Callable[[Portion], Outcome], method: nn.Module, overlap: bool) -> None:
+        self.step, self.method, self.calls = step, method, 0
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.stream, self.side = torch.cuda.Stream(), torch.cuda.Stream()
+        self.stream, self.side = torch.cuda.Stream(), torch.cuda.Stream() if overlap else None
 
     def __call__(self, portion: Portion) -> Outcome:
         self.calls += 1
@@ -181,7 +183,7 @@ class _Captured:
     def _beside(self, portion: Portion) -> Outcome:
         """On a stream of its own, where work must be done once before it can be recorded."""
         self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream), overlapping(self.side):
+        with torch.cuda.stream(self.stream), overlapping(self.method, self.side):
             outcome = self.step(portion)
         torch.cuda.current_stream().wait_stream(self.stream)
         return outcome
@@ -190,7 +192,11 @@ class _Captured:
         self.inputs = _copied(portion)
         graph = torch.cuda.CUDAGraph()
         try:
-            with _no_collection(), torch.cuda.graph(graph, stream=self.stream), overlapping(self.side):
+            with (
+                _no_collection(),
+                torch.cuda.graph(graph, stream=self.stream),
+                overlapping(self.method, self.side),
+            ):
                 self.outcome = self.step(self.inputs)
         except Exception as error:  # a method that asks the device for a value, or a library that does
             warnings.warn(f"the step is not captured: {_reason(error)}", stacklevel=2)

@@ -1,5 +1,6 @@
 """The projector of a run, which is thrown away after training: where the loss acts, and where collapse begins."""
 
+import copy
 import pickle
 
 import torch
@@ -7,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tico_ssl.evaluations._context import Context
-from tico_ssl.methods._base import build_method
+from tico_ssl.methods._base import Method, build_method
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.batch_norm import calibrate
 from tico_ssl.results.run_folder import open_run
@@ -46,29 +47,26 @@ def _read(context: Context) -> dict[str, nn.Module]:
     if not run.checkpoint_file.is_file():
         say(f"no numbers of the embedding: {run.checkpoint_file} is not there")
         return {}
-    fresh, trained = _fresh(context), _fresh(context)
-    if fresh is None or trained is None:
+    method = _fresh(context)
+    if method.projector is None:
         return {}
+    fresh = copy.deepcopy(method.projector)
     try:
-        state = torch.load(run.checkpoint_file, map_location="cpu", weights_only=True)["method"]
-        prefix = "projector."
-        trained.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+        method.load_state_dict(torch.load(run.checkpoint_file, map_location="cpu", weights_only=True)["method"])
     except (OSError, RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as error:
         say(f"no numbers of the embedding: {run.checkpoint_file} cannot be read ({str(error).splitlines()[0]})")
         return {}
     sample = context.features("untrained").train[:CALIBRATION].to(context.device)
     calibrate(fresh.to(context.device), sample.split(256))
-    return {"trained": trained.to(context.device).eval(), "untrained": fresh}
+    return {"trained": method.projector.to(context.device).eval(), "untrained": fresh}
 
 
-def _fresh(context: Context) -> nn.Module | None:
-    """The projector as it is before training."""
+def _fresh(context: Context) -> Method:
+    """The method as it is before training."""
     assert context.run is not None
     recipe = open_run(context.run).recipe()
     data = recipe.data
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(recipe.training.seed, "weights"))
         backbone = build_backbone(recipe.backbone, data.image_size, data.mean, data.std)
-        method = build_method(recipe.method, backbone)
-    projector = getattr(method, "projector", None)
-    return projector if isinstance(projector, nn.Module) else None
+        return build_method(recipe.method, backbone)

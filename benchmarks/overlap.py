@@ -1,0 +1,17 @@
+"""What it saves of a captured step that target and online network run side by side, on two CUDA streams.
+
+Every method with a target, in its recipe for CIFAR-10, views included.
+
+    python benchmarks/overlap.py [KEY=VALUE ...] [--recipes cifar10/tico ...] [--seconds 4]
+"""
+
+from steps import Form, main
+
+RECIPES = ("tico", "byol", "moco", "moco_v2", "squared_contrastive")
+
+if __name__ == "__main__":
+    main(
+        __doc__,
+        {f"cifar10/{name}": {} for name in RECIPES},
+        {"one after the other": Form(overlap=False), "side by side": Form()},
+    )
