@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tico_ssl import report as package
+from tico_ssl.features import exploration
 from tico_ssl.features.cache import FeatureCache
-from tico_ssl.report import embedding, image_sections, static
+from tico_ssl.report import image_sections, static
 from tico_ssl.results.run_folder import environment
 
 seconds: dict[str, float] = {"imports": time.process_time()}  # it counts from the start of the process
@@ -36,8 +37,8 @@ def timed(owner: Any, name: str, part: str) -> None:
 
 
 timed(FeatureCache, "extract", "embedding")
-timed(embedding, "project", "map")
-timed(embedding, "thumbnails", "thumbnails")
+timed(exploration, "project", "map")
+timed(exploration, "thumbnails", "thumbnails")
 timed(image_sections, "build_atlas", "atlas")
 timed(static, "save", "figures for papers")
 path = package.report(sys.argv[1])

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from tico_ssl.cli import app, main
 from tico_ssl.config.recipe import dump_recipe, load_recipe
-from tico_ssl.report.comparison import FORMATS, compare, comparison_of, latex, read_comparison
-from tico_ssl.report.reading import read_records
+from tico_ssl.results.comparison import compare, comparison_of, read_comparison
+from tico_ssl.results.formats import FORMATS, latex
+from tico_ssl.results.reading import read_records
 from tico_ssl.results.run_folder import Run
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import digest
@@ -108,7 +109,7 @@ def test_notes_say_what_does_not_compare(tmp_path):
         made_run(tmp_path / "c", None, epoch=1.0, **{"method.rho": 2.0}),
     ]
     notes = "\n".join(comparison_of(read_records(folders)).notes)
-    assert "knn: not all runs were judged with the same settings" in notes
+    assert "knn: not all runs were evaluated with the same settings" in notes
     assert "knn: not measured for c." in notes
     assert "c is in progress: epoch 1 of 2" in notes
     assert "different machines" in notes

@@ -360,5 +360,5 @@ def test_of_images_that_nothing_identifies_nothing_is_kept(here):
 def test_context_without_a_home_keeps_nothing(here):
     context = open_context("b.safetensors", "x.npz")
     context.features("trained")
-    assert context.part("any", few_shot.Config(), "name", lambda place: {"here": float(place is None)}) == {"here": 1.0}
+    assert context.part(few_shot.Config(), "name", lambda place: {"here": float(place is None)}) == {"here": 1.0}
     assert not (here / "b").exists()

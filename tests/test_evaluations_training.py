@@ -21,10 +21,11 @@ from tico_ssl.evaluations._classification import training as loop
 from tico_ssl.evaluations._classification.settings import Settings
 from tico_ssl.evaluations._classification.training import Classifier, Job, classes_of, make_optimizer, train_classifier
 from tico_ssl.evaluations._context import open_context
-from tico_ssl.features.scores import mean_and_deviation, top_accuracies
+from tico_ssl.features.scores import top_accuracies
 from tico_ssl.methods._base import Batch
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import save_backbone
+from tico_ssl.results.statistics import mean_and_deviation
 from tico_ssl.runtime.errors import UserError
 
 CPU = torch.device("cpu")

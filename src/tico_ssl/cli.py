@@ -210,8 +210,8 @@ def compare(
     out: Annotated[str | None, typer.Option(help="Write to this file; its suffix says how: .md, .csv, .tex.")] = None,
 ) -> None:
     """Show runs in one table: a row for each recipe, mean and deviation over its seeds."""
-    from tico_ssl.report.comparison import compare as measure
-    from tico_ssl.report.comparison import show
+    from tico_ssl.results.comparison import compare as measure
+    from tico_ssl.results.comparison import show
     from tico_ssl.runtime.progress import say
 
     comparison, text = measure(runs, format, out)

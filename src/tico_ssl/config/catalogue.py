@@ -8,6 +8,7 @@ torch is imported, and a method stays one file.
 """
 
 import ast
+import copy
 import functools
 import importlib
 import importlib.util
@@ -110,17 +111,32 @@ def _read(file: Path, module_name: str, part: str) -> Any:
     binding = {name: statement for statement in body for name in _bound(statement)}
     if part not in binding:
         return ...
-    needed, open_names = set(), [part]
+    names: set[str] = set()
+    open_names = [part]
     while open_names:
-        statement = binding.get(open_names.pop())
-        if statement is not None and statement not in needed:
-            needed.add(statement)
-            names = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
-            open_names += [name.id for name in names if isinstance(name.ctx, ast.Load)]  # a field may have any name
-    chosen = ast.Module([statement for statement in body if statement in needed], type_ignores=[])
+        name = open_names.pop()
+        if name in binding and name not in names:
+            names.add(name)
+            read = (node for node in ast.walk(binding[name]) if isinstance(node, ast.Name))
+            open_names += [node.id for node in read if isinstance(node.ctx, ast.Load)]  # a field may have any name
+    needed = {binding[name] for name in names}
+    chosen = ast.Module([_reduced(statement, names) for statement in body if statement in needed], type_ignores=[])
     namespace: dict[str, Any] = {"__name__": module_name, "__file__": str(file)}
     exec(compile(chosen, str(file), "exec"), namespace)
     return namespace[part]
+
+
+def _reduced(statement: ast.stmt, names: set[str]) -> ast.stmt:
+    """A statement as it is; of an import, only what is needed: the rest may want torch."""
+    if not isinstance(statement, ast.Import | ast.ImportFrom):
+        return statement
+    reduced = copy.copy(statement)
+    reduced.names = [alias for alias in statement.names if _bound_by(alias) in names]
+    return reduced
+
+
+def _bound_by(alias: ast.alias) -> str:
+    return (alias.asname or alias.name).partition(".")[0]
 
 
 def _bound(statement: ast.stmt) -> Iterator[str]:
@@ -128,7 +144,7 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
     if isinstance(statement, ast.ClassDef | ast.FunctionDef):
         yield statement.name
     elif isinstance(statement, ast.Import | ast.ImportFrom):
-        yield from ((alias.asname or alias.name).partition(".")[0] for alias in statement.names)
+        yield from map(_bound_by, statement.names)
     elif isinstance(statement, ast.Assign | ast.AnnAssign):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         yield from (node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))

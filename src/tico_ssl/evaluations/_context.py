@@ -1,4 +1,4 @@
-"""What every protocol gets: backbones, images to judge them by, features extracted once; and the form of a result."""
+"""What every protocol gets: backbones, images to evaluate them on, features extracted once, the form of a result."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ from tico_ssl.runtime.progress import say
 
 @dataclass
 class Context:
-    """A trained backbone, an untrained twin, and data to judge them by. Features are extracted once.
+    """A trained backbone, an untrained twin, and data to evaluate them on. Features are extracted once.
 
     `cache` keeps features and `home` the state of long protocols from one command to the next, where there are such.
     """
@@ -48,6 +48,8 @@ class Context:
     """The training images again, large JPEGs reduced only as far as the shorter side keeps so many pixels."""
     run: Path | None = None
     """The folder of the run that the backbone comes from, if it does: its recipe has views and a projector."""
+    protocol: str = "this protocol"
+    """Under which name it is being evaluated: that of the catalogue, or a dotted path."""
     kept: dict[Any, Any] = field(default_factory=dict)
     """What one protocol has made and another may use, such as features of augmented views."""
 
@@ -57,10 +59,12 @@ class Context:
         small = self.train.images is not None and max(self.train.images.shape[-2:]) <= SMALL_IMAGE
         return [*self.backbones, *(["pixels"] if small and self.test.images is not None else [])]
 
-    def labels(self, protocol: str) -> tuple[Tensor, Tensor]:
-        """The class of every training and test image, or a line that says what is missing, before any work is done."""
+    def labels(self, several: bool = False) -> tuple[Tensor, Tensor]:
+        """The class of every training and test image, or a line that says what is missing, before any work is done.
+        With `several`, an image may have several classes."""
         empty = torch.empty(0)
-        return Features(empty, empty, self.train.labels, self.test.labels).labels(protocol)
+        features = Features(empty, empty, self.train.labels, self.test.labels)
+        return features.raw_labels(self.protocol) if several else features.labels(self.protocol)
 
     def features(self, representation: str, whole: bool = False) -> Features:
         """Features of both splits under one representation: of central squares, or of whole images pressed into one."""
@@ -89,36 +93,30 @@ class Context:
         return self.train if self.train.images is not None or self.reopen is None else self.reopen(shorter)
 
     def compare(
-        self,
-        protocol: str,
-        config: Section,
-        measure: Callable[[Features], Numbers],
-        representations: Sequence[str] | None = None,
+        self, config: Section, measure: Callable[[Features], Numbers], representations: Sequence[str] | None = None
     ) -> Result:
         """The same measurement on every representation."""
         start = perf_counter()
         names = self.representations if representations is None else representations
         numbers = {name: measure(self.features(name)) for name in names}
-        return self.result(protocol, config, numbers, perf_counter() - start)
+        return self.result(config, numbers, perf_counter() - start)
 
-    def result(
-        self, protocol: str, config: Section, numbers: dict[str, Numbers], seconds: float, **about_data: Any
-    ) -> Result:
+    def result(self, config: Section, numbers: dict[str, Numbers], seconds: float, **about_data: Any) -> Result:
         """A result with everything that it depends on."""
         settings, data = config.model_dump(mode="json"), self.data | about_data
-        return Result(protocol, settings, data, self.checkpoint, self.seed, numbers, round(seconds, 2))
+        return Result(self.protocol, settings, data, self.checkpoint, self.seed, numbers, round(seconds, 2))
 
-    def part(self, protocol: str, config: Section, name: str, make: Callable[[Path | None], Numbers]) -> Numbers:
+    def part(self, config: Section, name: str, make: Callable[[Path | None], Numbers]) -> Numbers:
         """The numbers of a part of a long protocol. One that has been finished is not made again; `make` gets a place,
         without a suffix, for a checkpoint of one that has not. Of images that nothing identifies, nothing is kept."""
         if self.home is None or None in self._images:
             return make(None)
         decisive = [config.model_dump(mode="json"), self.data, self.checkpoint, self.seed, self._images]
         short = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:8]
-        place = self.home / "evaluations" / f"{protocol}-{short}" / name
+        place = self.home / "evaluations" / f"{self.protocol}-{short}" / name
         finished = place.with_name(f"{name}.json")
         if finished.is_file():
-            say(f"{protocol} {name}: already made, {finished}")
+            say(f"{self.protocol} {name}: already made, {finished}")
             kept: Numbers = json.loads(finished.read_text(encoding="utf-8"))
             return kept
         numbers = make(place)

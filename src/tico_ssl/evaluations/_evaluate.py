@@ -1,7 +1,7 @@
 """Evaluate a backbone by one protocol or many."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from tico_ssl.config.section import validate
 from tico_ssl.data.sources import Given, as_source
 from tico_ssl.evaluations._context import open_context
 from tico_ssl.features.subjects import home_of, import_model
+from tico_ssl.results.metrics import declared
 from tico_ssl.results.record import Result
 from tico_ssl.results.run_folder import Run
 from tico_ssl.runtime import distributed
@@ -49,6 +50,7 @@ def evaluate_all(
     given = overrides_by_protocol(chosen, overrides or {})
     for protocol in chosen:  # a misspelt name or key is said before the work begins
         _config(protocol, given[protocol])
+        declared(protocol)
     with distributed.session(choose_device()):  # one for all of them: processes do not meet twice under one launcher
         results = list(_results(run, chosen, data, given, cache, everything))
     if not results:
@@ -88,9 +90,9 @@ def overrides_by_protocol(protocols: Sequence[str], overrides: Mapping[str, Any]
     given: dict[str, dict[str, Any]] = {protocol: {} for protocol in protocols}
     fields = {name: catalogue.declaration("evaluations", name, "Config").model_fields for name in protocols}
     for key, value in overrides.items():
-        name, _, inner = key.partition(".")
-        if inner and name in given:
-            given[name][inner] = value
+        if named := [name for name in protocols if key.startswith(f"{name}.")]:
+            name = max(named, key=len)
+            given[name][key.removeprefix(f"{name}.")] = value
             continue
         for protocol in [name for name in protocols if key in fields[name]] or protocols:  # nobody's: an error for all
             given[protocol][key] = value
@@ -107,7 +109,9 @@ def evaluate_with(context: Any, run: str | Path, protocol: str, overrides: Mappi
     """By one protocol, with a context at hand. Several processes make one result."""
     config = _config(protocol, overrides)
     with distributed.session(context.device):
-        result: Result = catalogue.load("evaluations", protocol).run(context, config)
+        if hasattr(context, "protocol"):
+            context.protocol = protocol
+        result: Result = replace(catalogue.load("evaluations", protocol).run(context, config), protocol=protocol)
         if distributed.is_main():
             _keep(result, home_of(run))
     return result

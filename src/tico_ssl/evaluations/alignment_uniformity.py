@@ -10,7 +10,10 @@ from tico_ssl.evaluations._context import Context
 from tico_ssl.evaluations._representation.augmented import ViewSettings, views_of_images
 from tico_ssl.evaluations._representation.projectors import embeddings
 from tico_ssl.evaluations._representation.sphere import alignment, uniformity
+from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
+
+METRICS = (Metric("*alignment", digits=3, better="lower"), Metric("*uniformity", digits=3, better="lower"))
 
 
 class Config(ViewSettings):
@@ -23,14 +26,14 @@ class Config(ViewSettings):
 def run(context: Context, config: Config) -> Result:
     """Both, of the features of every backbone, and of the embedding where there is a projector. Less is better."""
     begun = perf_counter()
-    views = views_of_images(context, config, 2, "alignment-uniformity")
+    views = views_of_images(context, config, 2)
     embedded = embeddings(context, views)
     numbers: dict[str, Numbers] = {}
     for name, values in views.items():
         numbers[name] = _both(values, config.t)
         if name in embedded:
             numbers[name] |= {f"embedding_{metric}": v for metric, v in _both(embedded[name], config.t).items()}
-    return context.result("alignment-uniformity", config, numbers, perf_counter() - begun)
+    return context.result(config, numbers, perf_counter() - begun)
 
 
 def _both(views: Tensor, t: float) -> Numbers:

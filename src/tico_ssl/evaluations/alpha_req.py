@@ -9,10 +9,13 @@ from torch import Tensor
 from tico_ssl.config.section import Section
 from tico_ssl.evaluations._context import Context
 from tico_ssl.evaluations._representation.spectra import PowerLaw, eigenvalues, power_law, usable
+from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime.errors import UserError
 
 FEWEST = 4  # points that a slope is fitted to
+
+METRICS = (Metric("alpha*", digits=3),)
 
 
 class Config(Section):
@@ -34,7 +37,7 @@ def run(context: Context, config: Config) -> Result:
     }
     numbers: dict[str, Numbers] = {name: {"alpha": fit.alpha, "alpha_r2": fit.r2} for name, fit in fits.items()}
     ranges = {name: [fit.first, fit.last] for name, fit in fits.items()}
-    return context.result("alpha-req", config, numbers, perf_counter() - begun, fitted=ranges)
+    return context.result(config, numbers, perf_counter() - begun, fitted=ranges)
 
 
 def fitted(spectrum: Tensor, config: Config) -> PowerLaw:

@@ -17,10 +17,13 @@ from torch.nn.functional import normalize
 from tico_ssl.config.section import Section
 from tico_ssl.evaluations._classification.settings import Positive
 from tico_ssl.evaluations._context import Context
+from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import track
 from tico_ssl.runtime.randomness import derived_seed
+
+METRICS = tuple(Metric(name, "%", better="higher") for name in ("nmi", "ari", "accuracy"))
 
 
 class Config(Section):
@@ -43,18 +46,18 @@ class Config(Section):
 def run(context: Context, config: Config) -> Result:
     """Agreement of clusters and classes for every representation, in per cent."""
     begun = perf_counter()
-    context.labels("clustering")
+    context.labels()
     numbers: dict[str, Numbers] = {}
     for name in context.representations:
         features = context.features(name)
-        _, labels = features.labels("clustering")
+        _, labels = features.labels()
         chosen, kept = features.test, labels
         if len(chosen) > config.images:
             places = [i * len(chosen) // config.images for i in range(config.images)]
             chosen, kept = chosen[places], labels[places]
         truth = kept.numpy()
-        numbers[name] = agreement(cluster(chosen, len(np.unique(truth)), config, f"clustering {name}"), truth)
-    return context.result("clustering", config, numbers, perf_counter() - begun)
+        numbers[name] = agreement(cluster(chosen, len(np.unique(truth)), config, f"{context.protocol} {name}"), truth)
+    return context.result(config, numbers, perf_counter() - begun)
 
 
 def cluster(features: Tensor, classes: int, config: Config, label: str | None = None) -> np.ndarray:

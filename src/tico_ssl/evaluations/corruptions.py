@@ -20,6 +20,7 @@ from tico_ssl.features.extraction import raw_batches
 from tico_ssl.features.knn import knn_predictions
 from tico_ssl.features.regression import fit_linear
 from tico_ssl.features.settings import Voters
+from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime.progress import track
 from tico_ssl.runtime.randomness import generator
@@ -29,6 +30,8 @@ from tico_ssl.views.centre import centre_crop
 DRAW = 11  # the number, among those of the purpose "probe", of the noise
 
 Classifier = Callable[[Tensor], Tensor]
+
+METRICS = (Metric("*_lost", "%", better="lower"), Metric("*", "%", better="higher"))
 
 
 class Config(Section):
@@ -53,25 +56,25 @@ def run(context: Context, config: Config) -> Result:
     corruptions and severities, what share of the clean accuracy is lost, and the mean of each corruption. The accuracy
     at each severity is in the result's data, under `severities`."""
     begun = perf_counter()
-    context.labels("corruptions")
+    context.labels()
     for kind in config.kinds:  # a misspelt one is said before the work begins
         strength(kind, 1, 1)
     classifiers = {name: _classifiers(context, name, config) for name in context.backbones}
     clean, labels = _central_squares(context, config.images)
     cases: list[tuple[str, int]] = [("clean", 0), *((kind, level) for kind in config.kinds for level in SEVERITIES)]
     right: dict[str, dict[str, dict[str, list[float]]]] = {name: {} for name in context.backbones}
-    for kind, level in track(cases, len(cases), "corruptions"):
+    for kind, level in track(cases, len(cases), context.protocol):
         draw = generator(config.seed, "probe", DRAW, ([*STRENGTHS].index(kind) if level else 0), level)
         features = _features(context, clean, kind, level, draw)
         for name, asked in classifiers.items():
-            for judge, classify in asked.items():
+            for classifier, classify in asked.items():
                 accuracy = 100 * float((classify(features[name]).cpu() == labels).double().mean())
-                right[name].setdefault(judge, {}).setdefault(kind, []).append(accuracy)
-    numbers = {
-        name: {metric: value for judge, found in judged.items() for metric, value in _summary(judge, found).items()}
-        for name, judged in right.items()
-    }
-    return context.result("corruptions", config, numbers, perf_counter() - begun, severities=right, tested=len(labels))
+                right[name].setdefault(classifier, {}).setdefault(kind, []).append(accuracy)
+    numbers: dict[str, Numbers] = {name: {} for name in right}
+    for name, by_classifier in right.items():
+        for classifier, found in by_classifier.items():
+            numbers[name] |= _summary(classifier, found)
+    return context.result(config, numbers, perf_counter() - begun, severities=right, tested=len(labels))
 
 
 def _central_squares(context: Context, most: int) -> tuple[Tensor, Tensor]:
@@ -89,7 +92,7 @@ def _central_squares(context: Context, most: int) -> tuple[Tensor, Tensor]:
 def _classifiers(context: Context, name: str, config: Config) -> dict[str, Classifier]:
     """kNN and a linear probe on the clean training features of a backbone."""
     features = context.features(name)
-    labels, _ = features.labels("corruptions")
+    labels, _ = features.labels()
     train, known = features.train.to(context.device), labels.to(context.device)
     mean, std = train.mean(0), train.std(0).clamp_min(1e-6)
     linear = fit_linear((train - mean) / std, known, config.weight_decay, config.iterations)
@@ -115,14 +118,14 @@ def _features(
     return {name: torch.cat(parts) for name, parts in features.items()}
 
 
-def _summary(judge: str, accuracies: dict[str, list[float]]) -> Numbers:
+def _summary(classifier: str, accuracies: dict[str, list[float]]) -> Numbers:
     """What a classifier's accuracies come to."""
     (clean,) = accuracies["clean"]
     means = {kind: float(np.mean(found)) for kind, found in accuracies.items() if kind != "clean"}
     corrupted = float(np.mean(list(means.values())))
     return {
-        f"{judge}_clean": clean,
-        f"{judge}_corrupted": corrupted,
-        f"{judge}_lost": 100 * (1 - corrupted / clean) if clean else 0.0,
-        **{f"{judge}_{kind}": value for kind, value in means.items()},
+        f"{classifier}_clean": clean,
+        f"{classifier}_corrupted": corrupted,
+        f"{classifier}_lost": 100 * (1 - corrupted / clean) if clean else 0.0,
+        **{f"{classifier}_{kind}": value for kind, value in means.items()},
     }

@@ -15,10 +15,14 @@ from tico_ssl.evaluations._classification.subsets import number_of_each
 from tico_ssl.evaluations._context import Context
 from tico_ssl.features.frozen import Features
 from tico_ssl.features.regression import fit_linear
-from tico_ssl.features.scores import mean_and_deviation, top_accuracies
+from tico_ssl.features.scores import top_accuracies
+from tico_ssl.results.metrics import TOP1
 from tico_ssl.results.record import Numbers, Result
+from tico_ssl.results.statistics import mean_and_deviation
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import say
+
+METRICS = (TOP1,)
 
 
 class Config(Section):
@@ -38,21 +42,22 @@ class Config(Section):
 
 def run(context: Context, config: Config) -> Result:
     """Accuracy on all test images, in per cent."""
-    labels, _ = context.labels("few-shot")
+    labels, _ = context.labels()
     fewest = int(labels.unique(return_counts=True)[1].min())
     shots = [number for number in config.shots if number <= fewest]
     if not shots:
-        raise UserError(f"few-shot needs {min(config.shots)} images of every class, one has {fewest}: lower shots")
+        raise UserError(
+            f"{context.protocol} needs {min(config.shots)} images of every class, one has {fewest}: lower shots"
+        )
     if too_many := [number for number in config.shots if number > fewest]:
-        say(f"few-shot without {', '.join(map(str, too_many))} a class: one class has {fewest} training images")
-    return context.compare(
-        "few-shot", config, lambda features: few_shot_accuracy(features, shots, config, context.device)
-    )
+        left_out = ", ".join(map(str, too_many))
+        say(f"{context.protocol} without {left_out} a class: one class has {fewest} training images")
+    return context.compare(config, lambda features: few_shot_accuracy(features, shots, config, context.device))
 
 
 def few_shot_accuracy(features: Features, shots: list[int], config: Config, device: torch.device) -> Numbers:
     """Mean and deviation of the accuracy for each number of shots."""
-    labels, test_labels = features.labels("few-shot")
+    labels, test_labels = features.labels()
     train, test = F.normalize(features.train, dim=1).to(device), F.normalize(features.test, dim=1).to(device)
     classes = int(max(labels.max(), test_labels.max())) + 1
     numbers: Numbers = {}

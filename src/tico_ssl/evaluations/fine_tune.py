@@ -10,14 +10,17 @@ from time import perf_counter
 from safetensors.torch import save_file
 from torch import nn
 
-from tico_ssl.evaluations._classification.fine_tuning import FineTuning, fine_tuned
-from tico_ssl.evaluations._classification.settings import Positive
+from tico_ssl.evaluations._classification.fine_tuning import fine_tuned
+from tico_ssl.evaluations._classification.settings import FineTuning, Positive
 from tico_ssl.evaluations._context import Context
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.storage import save_backbone
+from tico_ssl.results.metrics import TOP1, TOP5
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.progress import say
+
+METRICS = (TOP1, TOP5)
 
 
 class Config(FineTuning):
@@ -30,7 +33,7 @@ class Config(FineTuning):
 def run(context: Context, config: Config) -> Result:
     """Accuracy after fine-tuning, in per cent."""
     begun = perf_counter()
-    context.labels("fine-tune")
+    context.labels()
 
     def measure(name: str) -> Numbers:
         def make(place: Path | None) -> Numbers:
@@ -38,12 +41,12 @@ def run(context: Context, config: Config) -> Result:
                 if place is not None and name == "trained" and distributed.is_main():
                     _write(place.parent, backbone, head, context.train.classes)
 
-            return fine_tuned(context, config, name, f"fine-tune {name}", place, keep=keep)
+            return fine_tuned(context, config, name, f"{context.protocol} {name}", place, keep=keep)
 
-        return context.part("fine-tune", config, name, make)
+        return context.part(config, name, make)
 
     numbers = {name: measure(name) for name in context.backbones}
-    return context.result("fine-tune", config, numbers, perf_counter() - begun)
+    return context.result(config, numbers, perf_counter() - begun)
 
 
 def _write(folder: Path, backbone: Backbone, head: nn.Module, classes: tuple[str, ...]) -> None:

@@ -9,7 +9,10 @@ from tico_ssl.evaluations._context import Context
 from tico_ssl.evaluations._representation.augmented import ViewSettings, views_of_images
 from tico_ssl.evaluations._representation.projectors import embeddings
 from tico_ssl.evaluations._representation.spectra import lidar
+from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
+
+METRICS = (Metric("*lidar", better="higher"), Metric("width", shown=False))
 
 
 class Config(ViewSettings):
@@ -25,7 +28,7 @@ def run(context: Context, config: Config) -> Result:
     """LiDAR of the features of every backbone, of the embedding where there is a projector, and the most that it could
     be: the width, or one less than there are images."""
     begun = perf_counter()
-    views = views_of_images(context, config, config.views, "lidar")
+    views = views_of_images(context, config, config.views)
     embedded = embeddings(context, views)
     numbers: dict[str, Numbers] = {}
     for name, values in views.items():
@@ -33,4 +36,4 @@ def run(context: Context, config: Config) -> Result:
         numbers[name] = {"lidar": lidar(values, config.delta), "width": most}
         if name in embedded:
             numbers[name]["embedding_lidar"] = lidar(embedded[name], config.delta)
-    return context.result("lidar", config, numbers, perf_counter() - begun)
+    return context.result(config, numbers, perf_counter() - begun)

@@ -8,49 +8,32 @@ import copy
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from tico_ssl.config.views import shorter_side
 from tico_ssl.data.source import Source
-from tico_ssl.evaluations._classification.settings import Positive, Rate, Settings
+from tico_ssl.evaluations._classification.settings import LinearSettings as Config
 from tico_ssl.evaluations._classification.training import Job, classes_of, train_classifier
 from tico_ssl.evaluations._context import Context
 from tico_ssl.features.scores import top_accuracies
+from tico_ssl.results.metrics import TOP1, TOP5, Metric
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime.randomness import generator
 
-
-class Config(Settings):
-    """The paper's settings for ImageNet."""
-
-    batch_size: Annotated[int, Field(ge=2)] = 1024
-    """Images a step, over all processes; all of them, if there are fewer."""
-    lrs: Annotated[tuple[Rate, ...], Field(min_length=1, strict=False)] = (0.4,)
-    """Learning rates for this batch size. BYOL tries 0.4, 0.3, 0.2, 0.1 and 0.05."""
-    held_out: Positive = 10_009
-    """Training images that choose among several rates; at most a tenth of all."""
-    batch_norm: bool = False
-    """Normalise each feature by the batch before the classifier, with rates to match (0.01)."""
+METRICS = (TOP1, TOP5, Metric("lr", shown=False))
 
 
 def run(context: Context, config: Config) -> Result:
     """Accuracy of the classifier on the test images, in per cent."""
-    return evaluate_frozen(context, config, "linear-augmented")
-
-
-def evaluate_frozen(context: Context, config: Config, protocol: str) -> Result:
-    """The same under another name, for protocols that differ in their settings alone."""
     begun = perf_counter()
-    context.labels(protocol)
+    context.labels()
     numbers = {}
     for name in context.backbones:
-        make = partial(_measure, context, config, name, f"{protocol} {name}")
-        numbers[name] = context.part(protocol, config, name, make)
-    return context.result(protocol, config, numbers, perf_counter() - begun)
+        make = partial(_measure, context, config, name, f"{context.protocol} {name}")
+        numbers[name] = context.part(config, name, make)
+    return context.result(config, numbers, perf_counter() - begun)
 
 
 def _measure(context: Context, config: Config, name: str, title: str, place: Path | None) -> Numbers:

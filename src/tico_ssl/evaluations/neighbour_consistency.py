@@ -10,7 +10,10 @@ from torch import Tensor
 from tico_ssl.evaluations._context import Context
 from tico_ssl.evaluations._representation.augmented import ViewSettings, views_of_images
 from tico_ssl.features.neighbours import nearest
+from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
+
+METRICS = (Metric("same_image", "%", better="higher"), Metric("kept_neighbours_k*", "%", better="higher"))
 
 
 class Config(ViewSettings):
@@ -23,9 +26,9 @@ class Config(ViewSettings):
 def run(context: Context, config: Config) -> Result:
     """Shares in per cent, of every backbone."""
     begun = perf_counter()
-    views = views_of_images(context, config, 2, "neighbour-consistency")
+    views = views_of_images(context, config, 2)
     numbers = {name: consistency(values, config.k, context.device) for name, values in views.items()}
-    return context.result("neighbour-consistency", config, numbers, perf_counter() - begun)
+    return context.result(config, numbers, perf_counter() - begun)
 
 
 def consistency(views: Tensor, k: int, device: torch.device | None = None) -> Numbers:

@@ -1,28 +1,25 @@
 """Linear evaluation on Places-205 by the paper's schedule: 14 epochs, the rate halved after 4, 8 and 12."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
 from tico_ssl.evaluations import linear_augmented
 from tico_ssl.evaluations._classification.settings import Positive, Rate
-from tico_ssl.evaluations._context import Context
-from tico_ssl.results.record import Result
+from tico_ssl.evaluations._classification.transfer import TransferSettings
+from tico_ssl.results.metrics import TOP1, TOP5, Metric
 
+METRICS = (TOP1, TOP5, Metric("lr", shown=False))
 NOT_IN_ALL = "the schedule of one data set; ask for it by name"
 
 
-class Config(linear_augmented.Config):
-    """The paper's settings for Places-205; it does not give the batch, which is that of its predecessors."""
+class Config(TransferSettings):
+    """The paper's settings for Places-205."""
 
     epochs: Positive = 14
     """Passes over the training images."""
-    batch_size: Annotated[int, Field(ge=2)] = 256
-    """Images a step, over all processes; all of them, if there are fewer."""
     lrs: Annotated[tuple[Rate, ...], Field(min_length=1, strict=False)] = (0.05,)
     """Learning rates for this batch size."""
-    schedule: Literal["cosine", "steps"] = "steps"
-    """How the rates fall: along half a cosine to zero, or in steps."""
     decay_at: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(strict=False)] = (
         4 / 14,
         8 / 14,
@@ -31,10 +28,6 @@ class Config(linear_augmented.Config):
     """Steps: after which shares of the training the rates fall."""
     decay: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Steps: to which share of what they were."""
-    nesterov: bool = False
-    """Of SGD."""
 
 
-def run(context: Context, config: Config) -> Result:
-    """Accuracy of the classifier on the test images, in per cent."""
-    return linear_augmented.evaluate_frozen(context, config, "places205")
+run = linear_augmented.run

@@ -9,7 +9,10 @@ from tico_ssl.config.section import Section
 from tico_ssl.evaluations._context import Context
 from tico_ssl.evaluations._representation.projectors import embeddings
 from tico_ssl.evaluations._representation.spectra import rankme
+from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
+
+METRICS = (Metric("*rankme", better="higher"), Metric("width", shown=False))
 
 
 class Config(Section):
@@ -30,4 +33,4 @@ def run(context: Context, config: Config) -> Result:
         numbers[name] = {"rankme": rankme(values), "width": float(values.shape[1])}
         if name in embedded:
             numbers[name]["embedding_rankme"] = rankme(embedded[name])
-    return context.result("rankme", config, numbers, perf_counter() - begun)
+    return context.result(config, numbers, perf_counter() - begun)

@@ -11,11 +11,18 @@ from tico_ssl.config.section import Section
 from tico_ssl.evaluations._classification.settings import Positive
 from tico_ssl.evaluations._context import Context
 from tico_ssl.features.frozen import Features
+from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import track
 
 SIMILARITIES = 2**24  # that are held at a time
+
+METRICS = (
+    Metric("map*", "%", better="higher", verdict=True),
+    Metric("precision_at_*", "%", better="higher"),
+    Metric("recall_at_*", "%", better="higher"),
+)
 
 
 class Config(Section):
@@ -29,10 +36,8 @@ class Config(Section):
 
 def run(context: Context, config: Config) -> Result:
     """Mean average precision, precision and recall of every representation, in per cent."""
-    context.labels("retrieval")
-    return context.compare(
-        "retrieval", config, lambda features: retrieved(features, config, context.device, "retrieval")
-    )
+    context.labels()
+    return context.compare(config, lambda features: retrieved(features, config, context.device, context.protocol))
 
 
 @torch.no_grad()
@@ -44,7 +49,7 @@ def retrieved(
 
     Queries whose class no training image has are left out.
     """
-    labels, asked = features.labels("retrieval")
+    labels, asked = features.labels()
     device = device or features.train.device
     members = torch.bincount(labels, minlength=int(max(labels.max(), asked.max())) + 1)
     possible = (members[asked] > 0).nonzero().ravel()

@@ -9,8 +9,14 @@ from pydantic import Field
 
 from tico_ssl.evaluations._detection.protocol import PictureContext, compare, open_picture_context
 from tico_ssl.evaluations._detection.settings import Positive, Settings, Side
+from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Result
 
+METRICS = (
+    Metric("box_ap*", "%", better="higher", verdict=True),
+    Metric("mask_ap*", "%", better="higher"),
+    Metric("train_*", "%", better="higher"),
+)
 open_context = open_picture_context
 
 NOT_IN_ALL = "it trains a detector on a folder with boxes; ask for it by name"
@@ -31,4 +37,4 @@ class Config(Settings):
 
 def run(context: PictureContext, config: Config) -> Result:
     """Average precision of boxes and of masks, in per cent."""
-    return compare(context, "segmentation", config, masks=True)
+    return compare(context, config, masks=True)

@@ -9,12 +9,15 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
-from tico_ssl.evaluations._classification.fine_tuning import FineTuning, fine_tuned
-from tico_ssl.evaluations._classification.settings import Positive, Rate
+from tico_ssl.evaluations._classification.fine_tuning import fine_tuned
+from tico_ssl.evaluations._classification.settings import FineTuning, Positive, Rate
 from tico_ssl.evaluations._classification.subsets import listed, share_of_each
 from tico_ssl.evaluations._context import Context
-from tico_ssl.features.scores import mean_and_deviation
+from tico_ssl.results.metrics import TOP1, TOP5
 from tico_ssl.results.record import Numbers, Result
+from tico_ssl.results.statistics import mean_and_deviation
+
+METRICS = (TOP1, TOP5)
 
 
 class Config(FineTuning):
@@ -39,7 +42,7 @@ class Config(FineTuning):
 def run(context: Context, config: Config) -> Result:
     """Accuracy after fine-tuning on each share, in per cent."""
     begun = perf_counter()
-    labels, _ = context.labels("semi-supervised")
+    labels, _ = context.labels()
     subsets = _subsets(context, config, labels)
     numbers: dict[str, Numbers] = {}
     for name in context.backbones:
@@ -51,15 +54,13 @@ def run(context: Context, config: Config) -> Result:
                 for metric, value in mean_and_deviation(scores).items()
             }
     images = {share: len(places[0]) for share, places in subsets.items()}
-    return context.result("semi-supervised", config, numbers, perf_counter() - begun, labelled=images)
+    return context.result(config, numbers, perf_counter() - begun, labelled=images)
 
 
 def _measure(context: Context, config: Config, name: str, share: str, draw: int, places: Tensor) -> Numbers:
     part = f"{name}-{share}" + (f"-{draw}" if draw else "")
-    title = f"semi-supervised {part.replace('-', ' ')}"
-    return context.part(
-        "semi-supervised", config, part, lambda place: fine_tuned(context, config, name, title, place, places)
-    )
+    title = f"{context.protocol} {part.replace('-', ' ')}"
+    return context.part(config, part, lambda place: fine_tuned(context, config, name, title, place, places))
 
 
 def _subsets(context: Context, config: Config, labels: Tensor) -> dict[str, "list[Tensor]"]:

@@ -10,8 +10,11 @@ from tico_ssl.config.section import Section
 from tico_ssl.evaluations._context import Context
 from tico_ssl.evaluations._representation.projectors import embeddings
 from tico_ssl.evaluations._representation.spectra import eigenvalues, entropy_rank, participation_ratio, thinned
+from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime.progress import say
+
+METRICS = (Metric("*largest_share", "%"), Metric("*"))
 
 
 class Config(Section):
@@ -41,7 +44,7 @@ def run(context: Context, config: Config) -> Result:
             found = eigenvalues(embedded[name])
             numbers[name] |= {f"embedding_{metric}": value for metric, value in measures(found).items()}
             spectra[f"{name} embedding"] = thinned(found, config.points)
-    return context.result("spectrum", config, numbers, perf_counter() - begun, spectra=spectra)
+    return context.result(config, numbers, perf_counter() - begun, spectra=spectra)
 
 
 def measures(spectrum: Tensor) -> Numbers:

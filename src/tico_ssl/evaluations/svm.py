@@ -22,6 +22,7 @@ from tico_ssl.evaluations._context import Context
 from tico_ssl.features.frozen import Features
 from tico_ssl.features.scores import average_precision
 from tico_ssl.pipeline.streaming import default_workers
+from tico_ssl.results.metrics import TOP1, Metric
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.json_lines import append_json_line, read_json_lines
@@ -31,6 +32,8 @@ PRESENT, HARD, ABSENT = 1, 0, -1
 
 # The limit of iterations is part of the protocol, and high costs reach it.
 warnings.filterwarnings("ignore", "Liblinear failed to converge", ConvergenceWarning)
+
+METRICS = (Metric("map", "%", better="higher", verdict=True), TOP1)
 
 
 class Config(Section):
@@ -55,17 +58,16 @@ class Config(Section):
 def run(context: Context, config: Config) -> Result:
     """Mean average precision over the classes, in per cent."""
     begun = perf_counter()
-    train, test = context.train, context.test
-    Features(Tensor(), Tensor(), train.labels, test.labels).raw_labels("svm")
+    context.labels(several=True)
     numbers: dict[str, Numbers] = {}
     for name in context.representations:
 
         def make(place: Path | None, name: str = name) -> Numbers:
             file = None if place is None else place.with_name(f"{place.name}.jsonl")
-            return svm_precision(context.features(name, config.whole), config, f"svm {name}", file)
+            return svm_precision(context.features(name, config.whole), config, f"{context.protocol} {name}", file)
 
-        numbers[name] = context.part("svm", config, name, make)
-    return context.result("svm", config, numbers, perf_counter() - begun)
+        numbers[name] = context.part(config, name, make)
+    return context.result(config, numbers, perf_counter() - begun)
 
 
 def svm_precision(features: Features, config: Config, title: str | None = None, kept: Path | None = None) -> Numbers:
@@ -73,7 +75,7 @@ def svm_precision(features: Features, config: Config, title: str | None = None, 
 
     Classes that are done are kept in a file, so that an interrupted evaluation goes on.
     """
-    train_labels, test_labels = features.raw_labels("svm")
+    train_labels, test_labels = features.raw_labels()
     single = train_labels.ndim == 1
     classes = int(max(train_labels.max(), test_labels.max())) + 1 if single else train_labels.shape[1]
     targets, truths = (

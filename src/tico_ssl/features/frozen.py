@@ -23,17 +23,17 @@ class Features:
     train_labels: Tensor | None = None
     test_labels: Tensor | None = None
 
-    def labels(self, protocol: str) -> tuple[Tensor, Tensor]:
+    def labels(self, wanted_by: str = "this evaluation") -> tuple[Tensor, Tensor]:
         """The class of every image, or a line that says what is missing."""
-        train, test = self.raw_labels(protocol)
+        train, test = self.raw_labels(wanted_by)
         if train.ndim != 1 or test.ndim != 1:
-            raise UserError(f"{protocol} needs one class an image; these images have several")
+            raise UserError(f"{wanted_by} needs one class an image; these images have several")
         return train, test
 
-    def raw_labels(self, protocol: str) -> tuple[Tensor, Tensor]:
+    def raw_labels(self, wanted_by: str = "this evaluation") -> tuple[Tensor, Tensor]:
         """The labels, be it one an image or several, or a line that says that there are none."""
         if self.train_labels is None or self.test_labels is None:
-            raise UserError(f"{protocol} needs labels: class folders, or a data set that has them (see --data)")
+            raise UserError(f"{wanted_by} needs labels: class folders, or a data set that has them (see --data)")
         return self.train_labels, self.test_labels
 
 

@@ -15,7 +15,7 @@ def knn_accuracy(
     features: Features, config: KnnConfig, device: torch.device | None = None, label: str | None = None
 ) -> Numbers:
     """Accuracy of every pair of settings, in per cent."""
-    train_labels, test_labels = features.labels("knn")
+    train_labels, test_labels = features.labels()
     votes = knn_predictions(features.train, train_labels, features.test, config.voters, device=device, label=label)
     return {
         name: 100 * float((predicted == test_labels).double().mean())

@@ -13,7 +13,7 @@ from tico_ssl.runtime.randomness import generator
 
 def probe(features: Features, config: LinearConfig, device: torch.device) -> Numbers:
     """Accuracy in per cent, and the decay that was chosen. Computed where the features fit."""
-    train_labels, test_labels = (labels.to(device) for labels in features.labels("linear"))
+    train_labels, test_labels = (labels.to(device) for labels in features.labels())
     train, test = features.train.to(device), features.test.to(device)
     mean, std = train.mean(0), train.std(0).clamp_min(1e-6)
     train, test = (train - mean) / std, (test - mean) / std

@@ -1,7 +1,6 @@
 """How right a classifier is: shares of images in per cent, and average precision."""
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from tico_ssl.results.record import Numbers
@@ -32,14 +31,3 @@ def average_precision(scores: np.ndarray, present: np.ndarray) -> float:
     precision = np.maximum.accumulate((found / seen)[::-1])[::-1]
     recall = found / hits.sum()
     return float(np.sum(np.diff(recall, prepend=0.0) * precision))
-
-
-def mean_and_deviation(runs: list[Numbers]) -> Numbers:
-    """The mean of each number over repetitions and, behind it under `_std`, the deviation of one of them."""
-    together: Numbers = {}
-    for name in runs[0]:
-        values = torch.tensor([run[name] for run in runs], dtype=torch.float64)
-        together[name] = float(values.mean())
-        if len(runs) > 1:
-            together[f"{name}_std"] = float(values.std())
-    return together

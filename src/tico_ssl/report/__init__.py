@@ -1,25 +1,30 @@
 """What came of runs, as one HTML file that opens from disk, and as figures for papers. See docs/report.md.
 
-Reading, with the help of what trains and judges:
-    reading -> record       what a run folder says
-    embedding -> picture    what a backbone makes of images
-    comparison, published   several runs as a table, and the paper's numbers beside it
-Drawing, without torch:
-    verdict                 the run in sentences
+What a run says is read in `results`, what its backbone makes of images in `features`; here it is drawn:
+    findings                the run in sentences
+    published               the paper's numbers beside ours
     charts, static, atlas   figures for the browser, for papers, and thousands of thumbnails in a few files
     html, page              the document
-    one_run, image_sections, several_runs   its sections
+    one_run, run_curves, image_sections, several_runs   its sections
+Nothing here imports torch, except to embed images where a map of them is asked for.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tico_ssl.config.recipe import parse_yaml
+from tico_ssl.features.picture import Picture
 from tico_ssl.report import one_run, several_runs, static
 from tico_ssl.report.page import Section, page
-from tico_ssl.report.picture import Picture
-from tico_ssl.report.record import Record
+from tico_ssl.report.published import beside_the_paper
+from tico_ssl.results.comparison import read_comparison
+from tico_ssl.results.reading import is_study, read_record
+from tico_ssl.results.record import Record
+from tico_ssl.results.study_state import study_file
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.files import write_atomically
+from tico_ssl.runtime.progress import say
 
 if TYPE_CHECKING:
     from tico_ssl.data.sources import Given
@@ -38,10 +43,6 @@ def report(
     `out` is a folder: by default that of the run or of the study, and `report` for several runs. `data` are other
     images for the map and the gallery of one run, of which `points` are shown; with 0 there are none.
     """
-    from tico_ssl.report.comparison import read_comparison
-    from tico_ssl.report.published import beside_the_paper
-    from tico_ssl.report.reading import is_study, read_record
-
     places = [runs] if isinstance(runs, str | Path) else list(runs)
     if not places:
         raise UserError("which run? Give the folder of one, of several, or of a study")
@@ -63,8 +64,6 @@ def report(
 
 
 def _write(folder: Path, text: str, sections: Sequence[Section]) -> Path:
-    from tico_ssl.runtime.files import write_atomically
-
     folder.mkdir(parents=True, exist_ok=True)
     static.save([chart for section in sections for chart in section.charts], folder / "figures")
     path = folder / "report.html"
@@ -79,12 +78,11 @@ def _picture(record: Record, data: "Given | None", points: int) -> Picture | str
     if not record.run.backbone_file.is_file():
         when = "yet" if record.checkpoint is None else "any more"
         return f"There is no backbone {when}, so no map, no neighbours and no classes: they are made from its weights."
-    from tico_ssl.report.embedding import picture_of
-    from tico_ssl.runtime.progress import say
+    from tico_ssl.features.exploration import picture_of
 
-    judged = [str(result.get("checkpoint")) for result in record.results]
+    evaluated = [str(result.get("checkpoint")) for result in record.results]
     try:
-        return picture_of(record.run.folder, data, points, GALLERIES, judged)
+        return picture_of(record.run.folder, data, points, GALLERIES, evaluated)
     except (UserError, OSError) as error:  # data that have been moved must not cost the rest of the report
         if data is not None:
             raise
@@ -93,9 +91,6 @@ def _picture(record: Record, data: "Given | None", points: int) -> Picture | str
 
 
 def _description(study: str | Path) -> str:
-    from tico_ssl.config.recipe import parse_yaml
-    from tico_ssl.studies.state import study_file
-
     file = study_file(Path(study).expanduser())
     found = parse_yaml(file.read_text(encoding="utf-8"), str(file))
     return str(found.get("description", "")) if isinstance(found, dict) else ""

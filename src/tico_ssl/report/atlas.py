@@ -26,7 +26,7 @@ class Atlas:
 
 
 def build_atlas(thumbnails: np.ndarray, budget: int = BUDGET) -> Atlas:
-    """Sheets of thumbnails (n, side, side, 3): as fine as fits the budget, judged by the first sheet; half as large if
+    """Sheets of thumbnails (n, side, side, 3): as fine as fits the budget, as the first sheet tells; half as large if
     not even the coarsest does."""
     count, side = thumbnails.shape[:2]
     parts = [thumbnails[start : start + PER_SHEET] for start in range(0, count, PER_SHEET)]
@@ -50,7 +50,8 @@ def _halved(thumbnails: np.ndarray) -> np.ndarray:
     """Every four pixels as their mean."""
     count, side = thumbnails.shape[0], thumbnails.shape[1] // 2
     cut = thumbnails[:, : 2 * side, : 2 * side].reshape(count, side, 2, side, 2, 3)
-    return cut.mean(axis=(2, 4), dtype=np.float32).round().astype(np.uint8)
+    halved: np.ndarray = cut.mean(axis=(2, 4), dtype=np.float32).round().astype(np.uint8)
+    return halved
 
 
 def _sheet(part: Sequence[np.ndarray] | np.ndarray) -> Image.Image:

@@ -2,11 +2,12 @@
 
 import numpy as np
 
+from tico_ssl.features.picture import NEIGHBOURS, VOTERS, Images, Picture
 from tico_ssl.report.atlas import build_atlas, image_url
 from tico_ssl.report.charts import Chart, Series
 from tico_ssl.report.html import Html, tag
-from tico_ssl.report.page import Cell, Section, Thumbnails, figure, folded, paragraph, table
-from tico_ssl.report.picture import NEIGHBOURS, VOTERS, Images, Picture
+from tico_ssl.report.page import Section, Thumbnails, figure, folded, paragraph, table
+from tico_ssl.results.table import Cell
 
 MOST_CLASSES = 50  # in a confusion matrix; beyond, the pairs say more
 MOST_BARS = 40  # classes whose accuracy is drawn
@@ -110,47 +111,53 @@ def classes(picture: Picture) -> Section:
             "Without one class an image there is nothing to be right or wrong about. Class folders would give labels."
         )
         return Section("classes", "Classes", [paragraph(text, class_="missing")])
-    counts = picture.confusion.sum(1)
-    share = 100 * picture.confusion / np.maximum(counts, 1)[:, None]
-    right = np.diag(share)
-    seen = np.flatnonzero(counts)
-    total = 100 * np.trace(picture.confusion) / max(1, counts.sum())
-    vote = f"kNN with k = {VOTERS} on {int(counts.sum()):,} test images: {total:.1f} % right."
-    order = seen[np.argsort(right[seen], kind="stable")][:MOST_BARS]
-    first = "The hardest classes first." if len(order) == len(seen) else f"The {len(order)} hardest of {len(seen):,}."
-    names = [picture.classes[i] for i in order]
-    charts = [
-        Chart(
-            "class-accuracy",
-            "Accuracy of each class",
-            f"{vote} {first}",
-            [Series("accuracy", names, right[order].round(1).tolist())],
-            "per cent",
-            kind="bars",
-            height=max(240, 60 + 22 * len(order)),
-        )
-    ]
+    share = 100 * picture.confusion / np.maximum(picture.confusion.sum(1), 1)[:, None]
+    charts = [_class_accuracy(picture.classes, picture.confusion, share)]
     if len(picture.classes) <= MOST_CLASSES:
-        charts.append(
-            Chart(
-                "confusion",
-                "Confusion",
-                "Per cent of the images of a class (row) that were taken for each class (column).",
-                [],
-                "taken for",
-                "class",
-                kind="heat",
-                cells=share.round(1).tolist(),
-                names=picture.classes,
-                height=560,
-            )
-        )
-    pairs = [(share[i, j], i, j) for i in seen for j in range(len(share)) if i != j and share[i, j] > 0]
-    worst = sorted(pairs, key=lambda pair: -pair[0])[:10]
-    rows: list[list[Cell | Html | str]] = [
-        [picture.classes[i], picture.classes[j], Cell(f"{value:.1f} %", float(value))] for value, i, j in worst
-    ]
+        charts.append(_confusion(picture.classes, share))
     content = [figure(chart) for chart in charts]
-    if rows:
+    if rows := _mistakes(picture.classes, share):
         content.append(folded("The ten most common mistakes", table(["class", "taken for", "of its images"], rows)))
     return Section("classes", "Classes", content, charts)
+
+
+def _class_accuracy(names: list[str], confusion: np.ndarray, share: np.ndarray) -> Chart:
+    """Of the classes that have test images, the hardest first."""
+    counts, right = confusion.sum(1), np.diag(share)
+    seen = np.flatnonzero(counts)
+    order = seen[np.argsort(right[seen], kind="stable")][:MOST_BARS]
+    total = 100 * np.trace(confusion) / max(1, counts.sum())
+    vote = f"kNN with k = {VOTERS} on {int(counts.sum()):,} test images: {total:.1f} % right."
+    first = "The hardest classes first." if len(order) == len(seen) else f"The {len(order)} hardest of {len(seen):,}."
+    return Chart(
+        "class-accuracy",
+        "Accuracy of each class",
+        f"{vote} {first}",
+        [Series("accuracy", [names[i] for i in order], right[order].round(1).tolist())],
+        "per cent",
+        kind="bars",
+        height=max(240, 60 + 22 * len(order)),
+    )
+
+
+def _confusion(names: list[str], share: np.ndarray) -> Chart:
+    return Chart(
+        "confusion",
+        "Confusion",
+        "Per cent of the images of a class (row) that were taken for each class (column).",
+        [],
+        "taken for",
+        "class",
+        kind="heat",
+        cells=share.round(1).tolist(),
+        names=names,
+        height=560,
+    )
+
+
+def _mistakes(names: list[str], share: np.ndarray) -> list[list[Cell | Html | str]]:
+    """The ten pairs of classes of which the largest share is confused."""
+    wrong = share * (1 - np.eye(len(share)))
+    pairs = [(int(i), int(j)) for i, j in zip(*np.nonzero(wrong))]
+    worst = sorted(pairs, key=lambda pair: -wrong[pair])[:10]
+    return [[names[i], names[j], Cell(f"{wrong[i, j]:.1f} %", float(wrong[i, j]))] for i, j in worst]

@@ -10,15 +10,7 @@ from typing import Any
 from tico_ssl.report.atlas import Atlas
 from tico_ssl.report.charts import Chart, as_plotly
 from tico_ssl.report.html import Child, Html, inline_json, joined, tag
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What stands in a table, and the number behind it where there is one."""
-
-    text: str
-    value: float | None = None
-    deviation: float | None = None
+from tico_ssl.results.table import Cell
 
 
 @dataclass(frozen=True)

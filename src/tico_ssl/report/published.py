@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from tico_ssl.report.comparison import Comparison, Group
-from tico_ssl.report.record import Record
+from tico_ssl.results.comparison import Comparison, Group
+from tico_ssl.results.record import Record
 
 WORDS = {
     "linear": "a linear classifier on features of unaugmented images, fitted by L-BFGS",
@@ -64,18 +64,16 @@ def _table(table: dict[str, Any], groups: list[Group]) -> PaperTable | None:
     if not taken:
         return None
     rows = [
-        Beside(row["name"], row["value"], name, str(group.number(protocol, metric)))
+        Beside(row["name"], row["value"], group.name, ours.text())
         for row in table["rows"]
-        for name, fitting in taken.items()
-        if fitting is row
         for group in groups
-        if group.name == name
+        if group.name in taken and taken[group.name] is row and (ours := group.number(protocol, metric)) is not None
     ]
     used = [group.first for group in groups if group.name in taken]
     differences = _differences(table["setting"], used)
     if protocol != table["ours"][0][0]:
         differences.append(f"protocol: {WORDS.get(protocol, protocol)}, instead of the paper's")
-    differences.append(f"judged on {_listed(_judged_on(record, protocol) for record in used)}")
+    differences.append(f"evaluated on {_listed(_evaluated_on(record, protocol) for record in used)}")
     return PaperTable(table["name"], table["protocol"], f"{table['column']} ({protocol} {metric})", rows, differences)
 
 
@@ -109,7 +107,7 @@ def _same(word: str, ours: Any, theirs: Any) -> bool:
     return "imagenet" in str(ours).lower() if word == "data" else bool(ours == theirs)
 
 
-def _judged_on(record: Record, protocol: str) -> str:
+def _evaluated_on(record: Record, protocol: str) -> str:
     data = record.current_results.get(protocol, {}).get("data", {})
     return f"{data.get('test', '?'):,} test images of {data.get('source', '?')}" if data.get("test") else "unknown data"
 

@@ -1,22 +1,23 @@
 """The report of several runs, or of a study."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tico_ssl.report.charts import Chart, Series
 from tico_ssl.report.html import Html, tag
-from tico_ssl.report.one_run import curve
-from tico_ssl.report.page import Cell, Section, bulleted, command, figure, folded, paragraph, table
-
-if TYPE_CHECKING:  # these read runs with what trains them
-    from tico_ssl.report.comparison import Comparison
-    from tico_ssl.report.published import PaperTable
+from tico_ssl.report.page import Section, bulleted, command, figure, folded, paragraph, table
+from tico_ssl.report.published import PaperTable
+from tico_ssl.report.run_curves import curve
+from tico_ssl.results.comparison import Comparison
+from tico_ssl.results.metrics import USUAL
+from tico_ssl.results.record import KNN
+from tico_ssl.results.table import Cell
 
 MOST_CURVES = 24  # in one figure
 CLOSE = 2.0  # points of accuracy that another seed may turn round
 
 
-def header(title: str, comparison: "Comparison", description: str) -> list[Html]:
+def header(title: str, comparison: Comparison, description: str) -> list[Html]:
     """What is compared, and who is ahead."""
     runs = sum(len(group.records) for group in comparison.groups)
     return [
@@ -27,30 +28,29 @@ def header(title: str, comparison: "Comparison", description: str) -> list[Html]
     ]
 
 
-def _sentences(comparison: "Comparison", runs: int) -> list[str]:
+def _sentences(comparison: Comparison, runs: int) -> list[str]:
     found = [f"{runs} runs of {len(comparison.groups)} recipes."]
-    measure = headline(comparison)
-    if measure is not None:
-        ranked = [(spread, group) for group in comparison.groups if (spread := group.number(*measure))]
-        best, group = max(ranked, key=lambda pair: pair[0].mean)
-        found.append(f"Highest {' '.join(measure)}: {group.name} with {best} %.")
-        rest = sorted((spread.mean for spread, other in ranked if other is not group), reverse=True)
-        if rest and best.deviation is None and best.mean - rest[0] < CLOSE:
-            found.append(
-                f"The next is {best.mean - rest[0]:.1f} points behind: one seed cannot tell such a difference."
-            )
-        elif rest and best.deviation is not None and best.mean - rest[0] < 2 * best.deviation:
-            found.append(f"The next is {best.mean - rest[0]:.1f} points behind, which is within two deviations.")
+    if (by := comparison.headline) is None:
+        return found
+    sign = 1 if by.metric.better == "higher" else -1
+    ranked = [(spread, group) for group in comparison.groups if (spread := group.number(by.protocol, by.name))]
+    if not ranked:
+        return found
+    ranked.sort(key=lambda pair: -sign * pair[0].mean)
+    best, group = ranked[0]
+    word, unit = "Highest" if sign > 0 else "Lowest", f" {by.metric.unit}".rstrip()
+    found.append(f"{word} {by}: {group.name} with {best.text(by.metric.digits)}{unit}.")
+    if len(ranked) > 1:
+        behind = abs(best.mean - ranked[1][0].mean)
+        said = f"The next is {behind:.{by.metric.digits}f} points behind"
+        if best.deviation is None and behind < CLOSE:
+            found.append(f"{said}: one seed cannot tell such a difference.")
+        elif best.deviation is not None and behind < 2 * best.deviation:
+            found.append(f"{said}, which is within two standard deviations.")
     return found
 
 
-def headline(comparison: "Comparison") -> tuple[str, str] | None:
-    """The protocol and the metric that stand for accuracy, if there is one."""
-    tops = [(protocol, metric) for protocol, metric in comparison.metrics.items() if metric.startswith("top1")]
-    return tops[0] if tops else None
-
-
-def sections(comparison: "Comparison", tables: "list[PaperTable]") -> list[Section]:
+def sections(comparison: Comparison, tables: list[PaperTable]) -> list[Section]:
     """All sections. `tables` are those of the paper that the runs have something to say about."""
     return [
         Section(
@@ -74,7 +74,7 @@ def sections(comparison: "Comparison", tables: "list[PaperTable]") -> list[Secti
     ]
 
 
-def paper_section(tables: "list[PaperTable]") -> Section:
+def paper_section(tables: list[PaperTable]) -> Section:
     """The paper's tables beside ours."""
     content: list[Html] = []
     for found in tables:
@@ -92,7 +92,7 @@ def paper_section(tables: "list[PaperTable]") -> Section:
     return Section("paper", "The paper's numbers", content)
 
 
-def curves(comparison: "Comparison") -> Section:
+def curves(comparison: Comparison) -> Section:
     """Curves of all runs in one figure; the runs of one recipe share a colour."""
     charts = []
     methods = {record.recipe["method"]["name"] for group in comparison.groups for record in group.records}
@@ -100,14 +100,14 @@ def curves(comparison: "Comparison") -> Section:
     alike = "It should fall and then level off."
     for key, of_metrics, title, caption in (
         ("loss", True, "Loss", unlike if len(methods) > 1 else alike),
-        ("knn_top1_k20", False, "kNN between epochs", "The curve to trust, where it was measured."),
+        (KNN, False, "kNN between epochs", "The curve to trust, where it was measured."),
         ("mean_cosine", True, "Cosine of different images", "Near 1, a network has collapsed."),
     ):
         series = []
         scaled = key == "loss" and len(methods) > 1
         for number, group in enumerate(comparison.groups):
             for record in group.records:
-                lines = record.logged if of_metrics else record.judged_on_the_way
+                lines = record.logged if of_metrics else record.between_epochs
                 if any(key in line for line in lines):
                     name = record.name if len(group.records) > 1 else group.name
                     found = curve(lines, key, name)
@@ -129,34 +129,35 @@ def _of_its_range(values: Sequence[float | None]) -> list[float | None]:
     return [None if value is None else round((value - low) / ((high - low) or 1.0), 4) for value in values]
 
 
-def accuracy_and_time(comparison: "Comparison") -> Section:
+def accuracy_and_time(comparison: Comparison) -> Section:
     """What a second of training buys."""
-    measure = headline(comparison)
+    by = comparison.headline
     series = []
-    if measure is not None:
-        for number, group in enumerate(comparison.groups):
-            accuracy, seconds = group.number(*measure), group.seconds
-            if accuracy is not None and seconds is not None:
-                deviation = [accuracy.deviation or 0.0]
-                series.append(Series(group.name, [seconds.mean], [accuracy.mean], deviation=deviation, rank=number))
-    if measure is None or not series:
+    for number, group in enumerate(comparison.groups):
+        accuracy, seconds = group.number(by.protocol, by.name) if by else None, group.seconds
+        if accuracy is not None and seconds is not None:
+            deviation = [accuracy.deviation or 0.0]
+            series.append(Series(group.name, [seconds.mean], [accuracy.mean], deviation=deviation, rank=number))
+    if by is None or not series:
         text = "No run has an accuracy yet: "
-        content = [paragraph(text, command("tico evaluate RUN knn linear rankme"), class_="missing")]
+        content = [paragraph(text, command(f"tico evaluate RUN {' '.join(USUAL)}"), class_="missing")]
         return Section("cost", "Accuracy and time", content)
+    better = "Up" if by.metric.better == "higher" else "Down"
     chart = Chart(
         "accuracy-seconds",
         "Accuracy against training time",
-        "Up and to the left is better. Bars are one deviation over seeds. Seconds are those of training steps alone.",
+        f"{better} and to the left is better. Bars are one standard deviation over seeds. "
+        "Seconds are those of training steps alone.",
         series,
         "seconds of training",
-        f"{' '.join(measure)}, per cent",
+        f"{by}, {by.metric.unit}".rstrip(", "),
         marks=True,
         height=360 + 10 * len(series),
     )
     return Section("cost", "Accuracy and time", [figure(chart)], [chart])
 
 
-def recipes(comparison: "Comparison") -> Section:
+def recipes(comparison: Comparison) -> Section:
     """In what recipes differ."""
     differing, groups = comparison.differing_settings(), comparison.groups
     if not differing:
@@ -175,7 +176,7 @@ def _setting(value: Any, first: Any, number: int) -> Html | str:
     return text if number == 0 or value == first else tag("mark", text)
 
 
-def _runs(comparison: "Comparison") -> Html:
+def _runs(comparison: Comparison) -> Html:
     rows: list[list[Cell | Html | str]] = [
         [record.name, record.state, tag("code", str(record.run.folder))]
         for group in comparison.groups

@@ -1,9 +1,10 @@
 """The signs of collapse, in words."""
 
 import math
+from collections.abc import Mapping
 
 
-def collapse_signs(values: dict[str, float], collapsed_loss: float | None) -> dict[str, str]:
+def collapse_signs(values: Mapping[str, float], collapsed_loss: float | None) -> dict[str, str]:
     """What the numbers say, in words; empty when all is well. Thresholds hold after warm-up, not at the start."""
     signs = {}
     advice = "lower optimizer.lr, lengthen optimizer.warmup_epochs, or lower optimizer.one_dimensional_lr_ratio"

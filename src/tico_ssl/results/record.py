@@ -1,9 +1,18 @@
-"""One result of an evaluation, as results.jsonl keeps it."""
+"""What is known of a run, and one result of an evaluation as results.jsonl keeps it."""
 
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from tico_ssl.results.collapse import collapse_signs
+from tico_ssl.results.run_folder import Run
+
 Numbers = dict[str, float]
+Line = dict[str, Any]
+QUIET = 600.0  # seconds without a sign of life after which a run is taken for stopped, at least
+KNN = "knn_top1_k20"  # of the kNN between epochs, the number that stands for it
 
 
 @dataclass(frozen=True)
@@ -17,3 +26,147 @@ class Result:
     seed: int
     numbers: dict[str, Numbers]
     seconds: float
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of a run."""
+
+    run: Run
+    recipe: dict[str, Any]
+    environment: dict[str, Any]
+    metrics: list[Line]
+    spectrum: list[Line]
+    results: list[Line]
+    bad_files: list[Line]
+    warnings: list[str]
+    checkpoint: str | None
+    last_sign: float
+    """When something was last written, in seconds of the clock."""
+    now: float = field(default_factory=time.time)
+    timed: tuple[float, float] | None = None
+    """Seconds of training and images per second as a study says: timed while no other run slowed this one down."""
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return self.run.folder.resolve().name
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """A value of the recipe by its path, such as training.epochs."""
+        value: Any = self.recipe
+        for part in key.split("."):
+            if not isinstance(value, dict) or part not in value:
+                return default
+            value = value[part]
+        return value
+
+    @cached_property
+    def logged(self) -> list[Line]:
+        """The lines of training steps."""
+        return [line for line in self.metrics if "loss" in line and line.get("images_per_second", 0) > 0]
+
+    @cached_property
+    def between_epochs(self) -> list[Line]:
+        """The lines of kNN between epochs."""
+        return [line for line in self.metrics if any(key.startswith("knn_") for key in line)]
+
+    @property
+    def knn_on_the_way(self) -> list[tuple[float, float]]:
+        """Epochs, and the accuracy of kNN after each."""
+        return [(line["epoch"], line[KNN]) for line in self.between_epochs if KNN in line]
+
+    @property
+    def epochs(self) -> int:
+        """That the recipe asks for."""
+        return int(self.setting("training.epochs", 0))
+
+    @property
+    def epoch(self) -> float:
+        """That has been reached."""
+        return float(self.metrics[-1].get("epoch", 0.0)) if self.metrics else 0.0
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has trained to its end."""
+        return self.epochs > 0 and self.epoch >= self.epochs
+
+    @property
+    def running(self) -> bool:
+        """Whether it seems to be at work: it wrote something not long ago, compared with how often it does."""
+        clock = [line["seconds"] for line in self.logged if "seconds" in line]
+        gap = (clock[-1] - clock[0]) / (len(clock) - 1) if len(clock) > 1 else 0.0
+        return not self.finished and self.now - self.last_sign < max(QUIET, 5 * gap)
+
+    @property
+    def state(self) -> str:
+        """How far it is, in words."""
+        if self.finished:
+            return "finished"
+        reached = f"epoch {self.epoch:.3g} of {self.epochs}" if self.metrics else "before its first line of metrics"
+        ago = duration(max(0.0, self.now - self.last_sign))
+        if self.running:
+            return f"in progress: {reached}, last sign of life {ago} ago"
+        return f"stopped: {reached}, last sign of life {ago} ago; `tico pretrain --resume` goes on"
+
+    @property
+    def seconds(self) -> float:
+        """Of the clock, from the start to the last line, interruptions left out."""
+        return float(self.logged[-1].get("seconds", 0.0)) if self.logged else 0.0
+
+    @cached_property
+    def training_seconds(self) -> float:
+        """Of training steps alone."""
+        return sum(step_seconds(self.logged, int(self.setting("training.batch_size", 0))))
+
+    @cached_property
+    def waiting_seconds(self) -> float:
+        """Of these, spent waiting for images."""
+        parts = step_seconds(self.logged, int(self.setting("training.batch_size", 0)))
+        waited: float = sum(part * line.get("data_wait", 0.0) for part, line in zip(parts, self.logged))
+        return min(waited, self.training_seconds)
+
+    @property
+    def images_per_second(self) -> float | None:
+        """Mean of the whole run."""
+        images = self.logged[-1]["step"] * int(self.setting("training.batch_size", 0)) if self.logged else 0
+        return images / self.training_seconds if self.training_seconds > 0 else None
+
+    @property
+    def cost(self) -> tuple[float, float] | None:
+        """Seconds of training steps and images per second, to compare runs by; None before the first step."""
+        if self.timed is not None:
+            return self.timed
+        speed = self.images_per_second
+        return None if speed is None else (self.training_seconds, speed)
+
+    @cached_property
+    def current_results(self) -> dict[str, Line]:
+        """By protocol, the latest result for the backbone as it is now."""
+        return {line["protocol"]: line for line in self.results if line.get("checkpoint") == self.checkpoint}
+
+    @property
+    def numbers(self) -> list[tuple[str, dict[str, Numbers]]]:
+        """Of these results: protocols, and their numbers by representation."""
+        return [(protocol, result["numbers"]) for protocol, result in self.current_results.items()]
+
+    @cached_property
+    def collapse(self) -> list[str]:
+        """What the last step says of collapse; empty when all is well."""
+        return list(collapse_signs(self.logged[-1], None).values()) if self.logged else []
+
+
+def step_seconds(logged: Sequence[Line], batch_size: int) -> list[float]:
+    """The time of the steps before each line and after the one before it. What happens between steps is not in it:
+    checkpoints and evaluations are not training."""
+    steps = [0, *(line["step"] for line in logged)]
+    return [(line["step"] - before) * batch_size / line["images_per_second"] for before, line in zip(steps, logged)]
+
+
+def duration(seconds: float) -> str:
+    """A time that people read: 45 s, 12 min, 3.5 h, 2 days."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5_400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3_600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.0f} days"

@@ -70,11 +70,11 @@ class Run:
         return read_json_lines(self.results_file)
 
     def checkpoint(self) -> str | None:
-        """What results call the backbone as it is now; where its weights are gone, as it was when last judged."""
+        """What results call the backbone as it is now; where its weights are gone, as it was when last evaluated."""
         if self.backbone_file.is_file():
             return digest(self.backbone_file)
-        judged = [result["checkpoint"] for result in self.results() if "checkpoint" in result]
-        return judged[-1] if judged else None
+        evaluated = [result["checkpoint"] for result in self.results() if "checkpoint" in result]
+        return evaluated[-1] if evaluated else None
 
 
 def open_run(folder: str | Path) -> Run:

@@ -1,65 +1,95 @@
-"""Results as a table in the terminal, and in words: did pretraining help?"""
+"""Tables of results in the terminal: of one evaluation, and of whatever else has a head and rows."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
+from rich.measure import Measurement as Width
 from rich.table import Table
+from rich.text import Text
 
-from tico_ssl.results.record import Numbers, Result
+from tico_ssl.results.metrics import Measurement, measurements
+from tico_ssl.results.record import Result
+from tico_ssl.results.verdict import verdict
 from tico_ssl.runtime.progress import console
 
-CHOSEN = ("weight_decay", "width", "lr")  # numbers that belong to a result, but measure nothing
-FINE = ("alpha", "alpha_r2", "alignment", "uniformity")  # numbers near one, of which more digits are shown
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in a table, and the number behind it where there is one."""
+
+    text: str
+    value: float | None = None
+    deviation: float | None = None
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table, and what a reader has to know about it."""
+
+    head: list[str]
+    rows: list[list[Cell]]
+    notes: list[str]
+
+    @property
+    def left(self) -> list[int]:
+        """The columns of text, which are set flush left."""
+        return [i for i in range(len(self.head)) if all(row[i].value is None for row in self.rows)]
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """What stands in the cells."""
+        return [[cell.text for cell in row] for row in self.rows]
 
 
 def print_results(results: Sequence[Result]) -> None:
     """A row per number, a column per representation, the difference that training made, and the verdict."""
     names = list(dict.fromkeys(name for result in results for name in result.numbers))
+    compared = {"trained", "untrained"} <= set(names)
     table = Table(title=_title(results[0]), title_justify="left", title_style="")
     table.add_column("protocol")
-    for name in names:
+    for name in [*names, "difference"] if compared else names:
         table.add_column(name, justify="right")
-    compared = {"trained", "untrained"} <= set(names)
-    if compared:
-        table.add_column("difference", justify="right")
     for result in results:
-        for metric in next(iter(result.numbers.values())):
-            if metric in CHOSEN or metric.endswith("_std"):
-                continue
-            row = [_cell(result.numbers.get(name, {}), metric) for name in names]
-            if compared:
-                gain = result.numbers["trained"][metric] - result.numbers["untrained"][metric]
-                row.append(f"{gain:+.{_digits(metric)}f}")
-            table.add_row(f"{result.protocol} {metric}", *row)
+        for found in measurements(result.protocol, result.numbers):
+            cells = [found.text(name) for name in names]
+            table.add_row(f"{result.protocol} {found.title}", *cells, *([_difference(found)] if compared else []))
     console.print()
     console.print(table)
-    if (sentence := verdict(results)) is not None:
-        console.print(sentence)
+    if (said := verdict((result.protocol, result.numbers) for result in results)) is not None:
+        console.print(str(said), markup=False)
 
 
-def verdict(results: Sequence[Result]) -> str | None:
-    """Whether pretraining helped, by the first accuracy or precision at hand."""
-    for result in results:
-        for metric, trained in result.numbers.get("trained", {}).items():
-            if metric.startswith(("top1", "map", "box_ap")):
-                untrained = result.numbers["untrained"][metric]
-                word = "helped" if trained > untrained + 1 else "did not help"
-                return f"Pretraining {word}: {result.protocol} {trained:.1f} % against {untrained:.1f} % untrained."
-    return None
-
-
-def _cell(numbers: Numbers, metric: str) -> str:
-    """A number, with the deviation of repetitions where there were some."""
-    if metric not in numbers:
-        return ""
-    digits, deviation = _digits(metric), numbers.get(f"{metric}_std")
-    return f"{numbers[metric]:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
-
-
-def _digits(metric: str) -> int:
-    """After the point."""
-    return 3 if metric.removeprefix("embedding_") in FINE else 1
+def _difference(found: Measurement) -> str:
+    return "" if found.gain is None else f"{found.gain:+.{found.metric.digits}f}"
 
 
 def _title(result: Result) -> str:
     data = result.data
     return f"{data['source']}: {data['train']:,} training and {data['test']:,} test images ({data['split']})"
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int]) -> None:
+    """As columns where they fit; in a file or a narrow window as Markdown, whose lines wrap rather than its columns."""
+    table = Table()
+    for column, name in enumerate(head):
+        table.add_column(Text(name), justify="left" if column in left else "right")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    whole = Width.get(console, console.options.update(max_width=1_000), table).maximum
+    if console.is_terminal and whole <= console.width:
+        console.print(table)
+        return
+    for line in markdown_lines(head, rows, left):
+        console.print(line, markup=False)
+
+
+def markdown_lines(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int]) -> list[str]:
+    """A table in Markdown, its columns aligned for those who read it as text; columns in `left` are flush left."""
+    cells = [[text.replace("|", "\\|").replace("\n", " ") for text in row] for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    rule = ["-" * width if i in left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
+    padded = [
+        [text.ljust(width) if i in left else text.rjust(width) for i, (text, width) in enumerate(zip(row, widths))]
+        for row in cells
+    ]
+    return [f"| {' | '.join(row)} |" for row in (padded[0], rule, *padded[1:])]

@@ -4,7 +4,6 @@ plan       what a study says, and which runs that makes
 cost       the time of a step while nothing else is at work, and the epochs that a budget buys
 processes  several runs side by side
 worker     one run in its own process
-state      how far runs are
 table      the outcome
 """
 
@@ -19,13 +18,13 @@ from typing import Any
 from tico_ssl.config.study import Job, Study, Variant, check, dump_study, expand, jobs, load_study
 from tico_ssl.data.sources import as_source
 from tico_ssl.results.run_folder import Run, admit, environment
+from tico_ssl.results.study_state import State, last_epoch, state_of, study_file
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.progress import say
 from tico_ssl.studies import processes, table
 from tico_ssl.studies.cost import epochs_for, read_cost, read_costs
-from tico_ssl.studies.state import State, last_epoch, state_of, study_file
 from tico_ssl.studies.table import Summary
 
 WORKER = "tico_ssl.studies.worker"

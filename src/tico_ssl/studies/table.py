@@ -4,21 +4,23 @@ import csv
 import io
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.measure import Measurement
-from rich.table import Table
-
 from tico_ssl.config.study import Study, Variant
-from tico_ssl.results.collapse import collapse_signs
+from tico_ssl.results.comparison import in_a_word, meaning
+from tico_ssl.results.metrics import Quantity, first_of_each
+from tico_ssl.results.reading import read_record
 from tico_ssl.results.run_folder import Run, environment
+from tico_ssl.results.statistics import Spread
+from tico_ssl.results.study_state import results_of
+from tico_ssl.results.table import markdown_lines, print_table
+from tico_ssl.results.verdict import collapse_verdict
 from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.progress import console
 from tico_ssl.studies.cost import Cost
-from tico_ssl.studies.state import results_of
 
 Numbers = dict[str, dict[str, dict[str, float]]]  # protocol, representation, metric
 
@@ -33,23 +35,6 @@ class Measured:
     images_per_second: float
     collapsed: str
     numbers: Numbers
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A number over seeds: its mean, and its sample deviation where there are several."""
-
-    mean: float
-    deviation: float | None
-    values: list[float]
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
-        """Of one value a seed."""
-        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, list(values))
-
-    def __str__(self) -> str:
-        return f"{self.mean:.1f}" + (f" ± {self.deviation:.1f}" if self.deviation is not None else "")
 
 
 @dataclass(frozen=True)
@@ -71,9 +56,7 @@ class Row:
     @property
     def verdict(self) -> str:
         """Whether the runs collapsed, in a word, or in numbers where seeds differ."""
-        if not self.collapsed or len(set(self.collapsed)) == 1:
-            return self.collapsed[0] if self.collapsed else ""
-        return ", ".join(f"{self.collapsed.count(word)} {word}" for word in dict.fromkeys(self.collapsed))
+        return in_a_word(self.collapsed)
 
 
 @dataclass(frozen=True)
@@ -95,46 +78,13 @@ class Summary:
 
 def measured(study: Study, run: Run, seed: int, cost: Cost | None) -> Measured:
     """What came out of a run that is done. Its time is that of its steps: as they were timed alone, if they were."""
-    recipe, metrics = run.recipe(), run.metrics()
-    logged = [line for line in metrics if "images_per_second" in line]
+    record = read_record(run.folder)
+    seconds, speed = record.training_seconds, record.images_per_second or 0.0
     if cost is not None:
-        seconds, speed = recipe.training.epochs * cost.epoch_seconds, cost.images_per_second
-    else:
-        seconds = training_seconds(logged, recipe.training.batch_size)
-        speed = logged[-1]["step"] * recipe.training.batch_size / seconds
+        seconds, speed = record.epochs * cost.epoch_seconds, cost.images_per_second
     numbers = {protocol: result["numbers"] for protocol, result in results_of(study, run).items()}
-    return Measured(seed, recipe.training.epochs, seconds, speed, collapse_verdict(logged[-1], numbers), numbers)
-
-
-def training_seconds(logged: Iterable[dict[str, Any]], batch_size: int) -> float:
-    """The time of the steps alone: checkpoints and evaluations between epochs are not training."""
-    seconds, before = 0.0, 0
-    for line in logged:
-        seconds += (line["step"] - before) * batch_size / line["images_per_second"]
-        before = line["step"]
-    return seconds
-
-
-def collapse_verdict(last: dict[str, Any], numbers: Numbers) -> str:
-    """Signs of collapse at the last step, and features beside untrained ones, in a word:
-
-    no, or worse if the features are worse than untrained ones all the same; yes, or signs if they are better.
-    """
-    collapses = bool(collapse_signs(last, None))
-    gain = _gain_over_untrained(numbers)
-    if collapses:
-        return "signs" if gain is not None and gain > 1 else "yes"
-    return "worse" if gain is not None and gain < -1 else "no"
-
-
-def _gain_over_untrained(numbers: Numbers) -> float | None:
-    """In points of the first accuracy there is."""
-    for by_representation in numbers.values():
-        trained, untrained = by_representation.get("trained", {}), by_representation.get("untrained", {})
-        for metric, value in trained.items():
-            if metric.startswith("top1") and metric in untrained:
-                return value - untrained[metric]
-    return None
+    collapsed = collapse_verdict(record.logged[-1], numbers.items())
+    return Measured(seed, record.epochs, seconds, speed, collapsed, numbers)
 
 
 def row_of(variant: Variant, planned: int, runs: Sequence[Measured], failed: dict[str, str]) -> Row:
@@ -166,53 +116,40 @@ def row_of(variant: Variant, planned: int, runs: Sequence[Measured], failed: dic
 
 
 def columns(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Head and cells of the table that people read: of every protocol its first metric."""
-    heads: dict[str, tuple[str, str]] = {}
-    for row in rows:
-        for protocol, metrics in row.numbers.items():
-            heads.setdefault(protocol, (protocol, next(iter(metrics))))
+    """Head and cells of the table that people read: of every protocol its first number."""
+    shown = _shown(rows)
     head = ["run", "seeds", "epochs", "seconds", "images/s"]
-    head += [name for protocol, _ in heads.values() for name in (protocol, "untrained")]
+    head += [name for one in shown for name in (one.protocol, "untrained")]
     cells = []
     for row in rows:
         done = len(row.seeds)
         line = [row.run, str(done) if done == row.seeds_planned else f"{done} of {row.seeds_planned}"]
         line += ["" if value is None else f"{value:,.0f}" for value in (row.epochs, row.seconds, row.images_per_second)]
-        for protocol, metric in heads.values():
-            found = row.numbers.get(protocol, {}).get(metric, {})
-            line += [str(found.get(name, "")) for name in ("trained", "untrained")]
+        for one in shown:
+            found = row.numbers.get(one.protocol, {}).get(one.name, {})
+            line += [found[name].text(one.metric.digits) if name in found else "" for name in ("trained", "untrained")]
         cells.append([*line, "failed" if row.failed else row.verdict])
     return [*head, "collapsed?"], cells
 
 
+def _shown(rows: Sequence[Row]) -> list[Quantity]:
+    return first_of_each(item for row in rows for item in row.numbers.items())
+
+
 def as_markdown(summary: Summary) -> str:
     """The table with what a reader needs to know beside it."""
-    lines = [f"# {summary.study}", "", summary.description, "", *markdown_lines(*columns(summary.rows))]
+    head, cells = columns(summary.rows)
+    lines = [f"# {summary.study}", "", summary.description, "", *markdown_lines(head, cells, _left(head))]
     lines += ["", _note(summary), ""]
     if summary.failures:
         lines += ["Failed:", ""] + [f"- {name}: {reason}" for name, reason in summary.failures.items()] + [""]
     return "\n".join(lines)
 
 
-def markdown_lines(head: list[str], cells: list[list[str]]) -> list[str]:
-    """A table in Markdown, its columns aligned for those who read it as text."""
-    widths = [max(map(len, column)) for column in zip(head, *cells)]
-    left = (0, len(head) - 1)
-    rule = ["-" * width if i in left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
-    padded = [
-        [text.ljust(width) if i in left else text.rjust(width) for i, (text, width) in enumerate(zip(line, widths))]
-        for line in (head, *cells)
-    ]
-    return [f"| {' | '.join(line)} |" for line in (padded[0], rule, *padded[1:])]
-
-
 def _note(summary: Summary) -> str:
     machine = summary.environment["gpu"] or summary.environment["processor"]
     budget = f" Budget: {', '.join(f'{k} {v}' for k, v in summary.budget.items())}." if summary.budget else ""
-    return (
-        f"Mean ± sample deviation over seeds; accuracies in per cent. Seconds and images/s are of training steps alone."
-        f"{budget} {machine}, torch {summary.environment['packages']['torch']}."
-    )
+    return f"{meaning(_shown(summary.rows))}{budget} {machine}, torch {summary.environment['packages']['torch']}."
 
 
 def as_csv(summary: Summary) -> str:
@@ -252,20 +189,15 @@ def write(summary: Summary) -> None:
 def show(summary: Summary) -> None:
     """The table in the terminal, and what failed."""
     head, cells = columns(summary.rows)
-    table = Table()
-    for name in head:
-        table.add_column(name, justify="left" if name in ("run", "collapsed?") else "right")
-    for line in cells:
-        table.add_row(*line)
-    whole = Measurement.get(console, console.options.update(max_width=1_000), table).maximum
     console.print()
-    if console.is_terminal and whole <= console.width:
-        console.print(table)
-    else:  # a file, or a narrow window: lines that wrap rather than columns that do
-        for text in markdown_lines(head, cells):
-            console.print(text, markup=False)
+    print_table(head, cells, _left(head))
     for name, reason in summary.failures.items():
         console.print(f"failed     {name}: {reason}", markup=False)
+
+
+def _left(head: Sequence[str]) -> tuple[int, int]:
+    """The columns of text: the first and the last."""
+    return 0, len(head) - 1
 
 
 def summarise(

@@ -13,9 +13,9 @@ from tico_ssl.config.study import Study, expand, jobs, load_study
 from tico_ssl.evaluations._context import open_context
 from tico_ssl.evaluations._evaluate import evaluate_with
 from tico_ssl.results.run_folder import Run
+from tico_ssl.results.study_state import study_file, unevaluated
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.studies.cost import epochs_for, read_costs, write_cost
-from tico_ssl.studies.state import study_file, unjudged
 from tico_ssl.training.checkpoint import Interrupted
 from tico_ssl.training.pretrain import pretrain
 
@@ -30,7 +30,7 @@ def time_variant(folder: Path, name: str) -> None:
 
 
 def make_run(folder: Path, name: str) -> None:
-    """Train what is not yet trained of a run, and judge it by the protocols that have not judged it yet."""
+    """Train what is not yet trained of a run, and evaluate it by the protocols that have not done so yet."""
     study = load_study(study_file(folder))
     (job,) = jobs(study, [name])
     costs = read_costs(folder, expand(study))
@@ -38,12 +38,12 @@ def make_run(folder: Path, name: str) -> None:
     run = pretrain(
         job.variant.recipe, out=folder / name, overrides=job.variant.with_seed(job.seed, epochs), resume=True
     )
-    judge(study, run)
+    evaluate(study, run)
 
 
-def judge(study: Study, run: Run) -> None:
+def evaluate(study: Study, run: Run) -> None:
     """Evaluate by the protocols whose results are not there yet; features are extracted once."""
-    protocols = unjudged(study, run)
+    protocols = unevaluated(study, run)
     if not protocols:
         return
     context = open_context(run.folder)

@@ -7,22 +7,13 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from tico_ssl.config.views import shorter_side
-from tico_ssl.evaluations._classification.settings import Rate, Settings
+from tico_ssl.evaluations._classification.settings import FineTuning
 from tico_ssl.evaluations._classification.training import Job, classes_of, train_classifier
 from tico_ssl.evaluations._context import Context
 from tico_ssl.features.extraction import extract
 from tico_ssl.features.scores import top_accuracies
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.results.record import Numbers
-
-
-class FineTuning(Settings):
-    """Two rates: one for the backbone, one for the classifier, which begins from nothing."""
-
-    lr_backbone: Rate = 0.01
-    """Learning rate of the backbone for this batch size."""
-    lr_head: Rate = 0.1
-    """Learning rate of the classifier for this batch size."""
 
 
 def fine_tuned(

@@ -1,4 +1,4 @@
-"""The settings of a classifier's training, of which every protocol has its own values."""
+"""The settings of a classifier's training, of which every protocol has its own values. Nothing here imports torch."""
 
 from typing import Annotated, Literal
 
@@ -65,3 +65,25 @@ class Settings(Section):
         if self.schedule == "cosine":
             return warmup_cosine(step, steps, 0, 1.0, 0.0)
         return self.decay ** sum(step >= round(share * steps) for share in self.decay_at)
+
+
+class LinearSettings(Settings):
+    """A linear classifier on a frozen backbone: the paper's settings for ImageNet."""
+
+    batch_size: Annotated[int, Field(ge=2)] = 1024
+    """Images a step, over all processes; all of them, if there are fewer."""
+    lrs: Annotated[tuple[Rate, ...], Field(min_length=1, strict=False)] = (0.4,)
+    """Learning rates for this batch size. BYOL tries 0.4, 0.3, 0.2, 0.1 and 0.05."""
+    held_out: Positive = 10_009
+    """Training images that choose among several rates; at most a tenth of all."""
+    batch_norm: bool = False
+    """Normalise each feature by the batch before the classifier, with rates to match (0.01)."""
+
+
+class FineTuning(Settings):
+    """Two rates: one for the backbone, one for the classifier, which begins from nothing."""
+
+    lr_backbone: Rate = 0.01
+    """Learning rate of the backbone for this batch size."""
+    lr_head: Rate = 0.1
+    """Learning rate of the classifier for this batch size."""

@@ -35,6 +35,7 @@ class PictureContext:
     splits: Splits
     source: str
     device: torch.device = field(default_factory=choose_device)
+    protocol: str = "detection"
 
 
 def open_picture_context(run: str | Path, data: Given | None = None) -> PictureContext:
@@ -48,7 +49,7 @@ def open_picture_context(run: str | Path, data: Given | None = None) -> PictureC
     return PictureContext(subject, open_pictures(source, subject.seed), source)
 
 
-def compare(context: PictureContext, protocol: str, settings: Settings, masks: bool) -> Result:
+def compare(context: PictureContext, settings: Settings, masks: bool) -> Result:
     """The same training with the pretrained backbone and with a random one. The same command goes on where it was."""
     begun = time.perf_counter()
     splits, subject = context.splits, context.subject
@@ -56,7 +57,7 @@ def compare(context: PictureContext, protocol: str, settings: Settings, masks: b
         coco_tools()
     if masks and not all(split.has_outlines for split in (splits.train, splits.test)):
         raise UserError(f"{context.source}: segmentation needs outlines of objects, and there are none")
-    home = subject.home / protocol / _name(context, settings)
+    home = subject.home / context.protocol / _name(context, settings)
     if distributed.is_main():
         home.mkdir(parents=True, exist_ok=True)
         described = {"settings": settings.model_dump(mode="json"), "data": context.source}
@@ -68,7 +69,7 @@ def compare(context: PictureContext, protocol: str, settings: Settings, masks: b
     made = {}
     while left := [name for name in backbones if name not in made]:
         with claim(home, left) as name:
-            job = Job(f"{protocol} {name}", splits, settings, masks, home / name, context.device)
+            job = Job(f"{context.protocol} {name}", splits, settings, masks, home / name, context.device)
             made[name] = train(job, backbones[name])
     numbers = {name: made[name] for name in backbones}
     data = {
@@ -81,7 +82,7 @@ def compare(context: PictureContext, protocol: str, settings: Settings, masks: b
     }
     written = settings.model_dump(mode="json")
     seconds = round(time.perf_counter() - begun, 2)
-    return Result(protocol, written, data, subject.checkpoint, settings.seed, numbers, seconds)
+    return Result(context.protocol, written, data, subject.checkpoint, settings.seed, numbers, seconds)
 
 
 @contextmanager

@@ -32,19 +32,19 @@ class ViewSettings(Section):
     """Of the views."""
 
 
-def views_of_images(context: Context, settings: ViewSettings, number: int, protocol: str) -> dict[str, Tensor]:
+def views_of_images(context: Context, settings: ViewSettings, number: int) -> dict[str, Tensor]:
     """For each backbone the features (images, number, width) of so many views of each image."""
     policies = _policies(context, settings.policy)
     chosen = [policies[i % len(policies)] for i in range(number)]
     backbone = next(iter(context.backbones.values()))
     source = context.training_images(shorter_side(chosen, backbone.image_size)).limited(settings.images)
     if len(source) < 2:
-        raise UserError(f"{protocol} compares images, and there is {len(source)}")
+        raise UserError(f"{context.protocol} compares images, and there is {len(source)}")
     made = []
     for place, policy in enumerate(chosen):
         key = ("view", place, policy, settings.images, settings.seed)
         if key not in context.kept:
-            label = f"{protocol}: view {place + 1} of {number}"
+            label = f"{context.protocol}: view {place + 1} of {number}"
             context.kept[key] = _one_view(
                 context.backbones, source, policy, settings.seed, place, context.device, label
             )

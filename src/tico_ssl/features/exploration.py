@@ -1,6 +1,6 @@
 """What a backbone makes of images: a map of them, the nearest neighbours of some, and which classes it confuses.
 
-The one part of the report that needs networks. What it hands over are plain arrays.
+For people to look at, in the report. What it hands over are plain arrays.
 """
 
 import importlib.util
@@ -25,33 +25,32 @@ from tico_ssl.data.sources import Given, open_source, open_training, shown
 from tico_ssl.features.cache import FeatureCache
 from tico_ssl.features.extraction import WORKERS, Extracted, needed_side
 from tico_ssl.features.knn import knn_predictions
+from tico_ssl.features.picture import MOST_COLOURS, NEIGHBOURS, VOTERS, Images, Picture
 from tico_ssl.features.settings import Voters
 from tico_ssl.features.splits import splits
 from tico_ssl.features.subjects import Subject, open_subject
-from tico_ssl.report.picture import MOST_COLOURS, NEIGHBOURS, VOTERS, Images, Picture
 from tico_ssl.runtime.device import choose_device
 
 THUMBNAIL, LARGE_THUMBNAIL = 48, 96  # pixels, in the map and in the gallery
 BANK = 10_000  # training images that are compared with, where their features have to be made first
-JUDGED_BANK = 200_000  # and where an evaluation has kept them
+EVALUATED_BANK = 200_000  # and where an evaluation has kept them
 LANDMARKS = 4_000  # points that t-SNE arranges; 10,000 would take it minutes
 CLUSTERS = 12
 
 
-def picture_of(run: str | Path, data: Given | None, points: int, galleries: int, judged: Sequence[str] = ()) -> Picture:
-    """Embed images of a run's data, or others. `judged`: checkpoints whose features an evaluation has kept."""
+def picture_of(
+    run: str | Path, data: Given | None, points: int, galleries: int, evaluated: Sequence[str] = ()
+) -> Picture:
+    """Embed images of a run's data, or others. `evaluated`: checkpoints whose features an evaluation has kept."""
     subject = open_subject(run, data)
     train, test = _splits(subject, needed_side(subject.backbone))
     asked = test.limited(points)
-    bank = train.limited(JUDGED_BANK if subject.checkpoint in judged else BANK)
+    bank = train.limited(EVALUATED_BANK if subject.checkpoint in evaluated else BANK)
     cache, device = FeatureCache(subject.home / "features"), choose_device()
     of_bank = cache.extract(subject.backbone, bank, device, "embedding")
     of_test = cache.extract(subject.backbone, asked, device, "embedding")
 
-    small_bank, small_asked = bank, asked
-    if bank.images is None or asked.images is None:  # the same images, decoded as small as will do
-        small_train, small_test = _splits(subject, LARGE_THUMBNAIL)
-        small_bank, small_asked = small_train.limited(len(bank)), small_test.limited(len(asked))
+    small_bank, small_asked = _as_small_as_will_do(subject, bank, asked)
     side, large = (smallest_side([small_bank, small_asked], most) for most in (THUMBNAIL, LARGE_THUMBNAIL))
     classified = all(source.labels is not None and source.labels.ndim == 1 for source in (bank, asked))
 
@@ -85,6 +84,14 @@ def _splits(subject: Subject, shorter: int) -> tuple[Source, Source]:
     test = open_source(subject.data, "test", channels, shorter)
     train, test, _ = splits(open_training(subject.data, channels, shorter), test, subject.seed)
     return train, test
+
+
+def _as_small_as_will_do(subject: Subject, bank: Source, asked: Source) -> tuple[Source, Source]:
+    """The same images for thumbnails: files are decoded no larger than these are."""
+    if bank.images is not None and asked.images is not None:
+        return bank, asked
+    train, test = _splits(subject, LARGE_THUMBNAIL)
+    return train.limited(len(bank)), test.limited(len(asked))
 
 
 def _classes(source: Source, classified: bool) -> list[str]:

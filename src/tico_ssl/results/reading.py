@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from tico_ssl.config.recipe import parse_yaml
-from tico_ssl.report.record import Record
+from tico_ssl.results.record import Record
 from tico_ssl.results.run_folder import open_run
+from tico_ssl.results.study_state import study_file
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.json_lines import read_json_lines
-from tico_ssl.studies.state import study_file
 
 
 def read_record(folder: str | Path) -> Record:

@@ -26,7 +26,7 @@ class State:
 
     @property
     def done(self) -> bool:
-        """Trained, and judged by every protocol."""
+        """Trained, and evaluated by every protocol."""
         return self.trained and not self.missing
 
     def __str__(self) -> str:
@@ -47,17 +47,17 @@ def state_of(study: Study, run: Run, epochs: int | None) -> State:
     """How far a run is that should train for so many epochs."""
     epoch = last_epoch(run)
     trained = epochs is not None and epoch >= epochs
-    return State(epoch, epochs, tuple(unjudged(study, run)) if trained else tuple(study.protocols))
+    return State(epoch, epochs, tuple(unevaluated(study, run)) if trained else tuple(study.protocols))
 
 
-def unjudged(study: Study, run: Run) -> list[str]:
-    """The protocols that have not judged the backbone as it is now, with the study's settings."""
+def unevaluated(study: Study, run: Run) -> list[str]:
+    """The protocols that have not evaluated the backbone as it is now, with the study's settings."""
     results = results_of(study, run)
     return [protocol for protocol in study.protocols if protocol not in results]
 
 
 def results_of(study: Study, run: Run) -> dict[str, dict[str, Any]]:
-    """The latest result of each protocol that has judged the backbone as it is now, with the study's settings."""
+    """The latest result of each protocol that has evaluated the backbone as it is now, with the study's settings."""
     checkpoint = run.checkpoint()
     wanted = {protocol: protocol_settings(study, protocol) for protocol in study.protocols}
     return {

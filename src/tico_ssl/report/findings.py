@@ -2,10 +2,10 @@
 
 from typing import Literal, NamedTuple
 
-from tico_ssl.report.record import Record, measured
+from tico_ssl.results.record import Record
+from tico_ssl.results.verdict import POINTS, verdict
 
 Tone = Literal["good", "bad", "plain"]
-HELPED = 1.0  # points of accuracy above an untrained network that count as help
 WAITING = 0.1  # share of the training time without images that is worth a sentence
 
 
@@ -16,7 +16,7 @@ class Sentence(NamedTuple):
     text: str
 
 
-def verdict(record: Record) -> list[Sentence]:
+def findings(record: Record) -> list[Sentence]:
     """What a person should know first."""
     found = [] if record.finished else [Sentence("plain" if record.running else "bad", f"The run is {record.state}.")]
     found += [*_help(record), _collapse(record), *_rank(record)]
@@ -29,22 +29,12 @@ def verdict(record: Record) -> list[Sentence]:
 
 
 def _help(record: Record) -> list[Sentence]:
-    for protocol, result in record.current_results.items():
-        for metric, values, _ in measured(result):
-            if metric.startswith("top1") and {"trained", "untrained"} <= values.keys():
-                trained, untrained = values["trained"], values["untrained"]
-                better = trained > untrained + HELPED
-                word = "helped" if better else "did not help"
-                against = f"against {untrained:.1f} % untrained"
-                if "pixels" in values:
-                    against += f" and {values['pixels']:.1f} % from raw pixels"
-                tone: Tone = "good" if better else "bad"
-                return [Sentence(tone, f"Pretraining {word}: {protocol} {metric} {trained:.1f} % {against}.")]
-    curve = [(line["epoch"], line["knn_top1_k20"]) for line in record.judged_on_the_way if "knn_top1_k20" in line]
-    if len(curve) > 1:
+    if (decided := verdict(record.numbers)) is not None:
+        return [Sentence("good" if decided.helped else "bad", str(decided))]
+    if len(curve := record.knn_on_the_way) > 1:
         (first, before), (last, after) = curve[0], curve[-1]
-        tone = "good" if after > before + HELPED else "bad"
         moved = "rose" if after > before else "fell" if after < before else "stayed"
+        tone: Tone = "good" if after > before + POINTS else "bad"
         return [Sentence(tone, f"kNN {moved} from {before:.1f} % (epoch {first:g}) to {after:.1f} % (epoch {last:g}).")]
     return [Sentence("plain", "Whether pretraining helped has not been measured yet.")]
 

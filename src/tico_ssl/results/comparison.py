@@ -1,0 +1,221 @@
+"""Several runs as one table: a row for each recipe, mean and standard deviation over its seeds."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tico_ssl.results.formats import FORMATS
+from tico_ssl.results.metrics import USUAL, Quantity, first_of_each
+from tico_ssl.results.reading import failures, is_study, read_records
+from tico_ssl.results.record import Record
+from tico_ssl.results.run_folder import flattened
+from tico_ssl.results.statistics import Spread
+from tico_ssl.results.table import Cell, Sheet, print_table
+from tico_ssl.results.verdict import collapse_verdict
+from tico_ssl.runtime.errors import UserError, suggestion
+from tico_ssl.runtime.files import write_atomically
+from tico_ssl.runtime.progress import console
+
+ON_THE_WAY = "kNN on the way"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone: one row."""
+
+    name: str
+    records: list[Record]
+
+    @property
+    def first(self) -> Record:
+        """The run whose recipe stands for all."""
+        return self.records[0]
+
+    def spread(self, value: Callable[[Record], float | None]) -> Spread | None:
+        """A number over the runs that have it."""
+        found = [number for record in self.records if (number := value(record)) is not None]
+        return Spread.of(found) if found else None
+
+    @property
+    def seconds(self) -> Spread | None:
+        """Of training steps."""
+        return self.spread(lambda record: record.cost[0] if record.cost else None)
+
+    def number(self, protocol: str, metric: str, representation: str = "trained") -> Spread | None:
+        """A number of an evaluation over the seeds that have been evaluated."""
+        return self.spread(
+            lambda record: (
+                record.current_results.get(protocol, {}).get("numbers", {}).get(representation, {}).get(metric)
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Comparison(Sheet):
+    """Groups of runs as a table."""
+
+    groups: list[Group]
+    shown: list[Quantity]
+
+    @property
+    def headline(self) -> Quantity | None:
+        """The number that says which run is best, if there is one."""
+        return next((shown for shown in self.shown if shown.metric.verdict), None)
+
+    def differing_settings(self) -> dict[str, list[Any]]:
+        """Keys in which recipes differ, with the value of each group; None where a recipe has no such key."""
+        settings = [recipe_settings(group.first) for group in self.groups]
+        keys = dict.fromkeys(key for found in settings for key in found)
+        values = {key: [found.get(key) for found in settings] for key in keys}
+        return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
+
+
+def compare(
+    runs: Sequence[str | Path], format: str | None = None, out: str | Path | None = None
+) -> tuple[Comparison, str]:
+    """The table of some runs, or of the runs of studies, and its text; written to `out` if that is given. Without a
+    format the file's suffix says which: .md, .csv or .tex."""
+    by_suffix = {".md": "markdown", ".csv": "csv", ".tex": "latex"}
+    chosen = format or (by_suffix.get(Path(out).suffix, "markdown") if out is not None else "markdown")
+    if chosen not in FORMATS:
+        raise UserError(f"no format is called '{chosen}'{suggestion(chosen, FORMATS)}")
+    comparison = read_comparison(runs)
+    text = FORMATS[chosen](comparison)
+    if out is not None:
+        path = Path(out).expanduser()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+    return comparison, text
+
+
+def comparison_of(records: Sequence[Record], failed: Mapping[str, str] | None = None) -> Comparison:
+    """Runs of one recipe are a row; of every protocol its first number is shown. `failed`: reasons by run."""
+    groups = grouped(records)
+    shown = first_of_each(
+        (protocol, found) for record in records for protocol, numbers in record.numbers for found in numbers.values()
+    )
+    head = ["run", "method", "seeds", "epochs", "seconds", "images/s"]
+    if on_the_way := not shown and any(record.knn_on_the_way for record in records):
+        head.append(ON_THE_WAY)
+    head += [title for one in shown for title in (str(one), "untrained")]
+    rows = [_row(group, shown, on_the_way) for group in groups]
+    notes = _notes(records, shown) + [f"{name} failed: {reason}" for name, reason in (failed or {}).items()]
+    return Comparison([*head, "collapsed?"], rows, notes, groups, shown)
+
+
+def read_comparison(folders: Sequence[str | Path]) -> Comparison:
+    """The comparison of runs and of the runs of studies."""
+    failed = {name: reason for folder in folders if is_study(folder) for name, reason in failures(folder).items()}
+    return comparison_of(read_records(folders), failed)
+
+
+def grouped(records: Sequence[Record]) -> list[Group]:
+    """Runs whose recipes differ in nothing but the seed belong together."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(json.dumps(recipe_settings(record), sort_keys=True, default=str), []).append(record)
+    names = [_name(members) for members in found.values()]
+    folders = [members[0].run.folder.resolve() for members in found.values()]
+    return [
+        Group(f"{folder.parent.name}/{name}" if names.count(name) > 1 else name, members)
+        for name, folder, members in zip(names, folders, found.values())
+    ]
+
+
+def recipe_settings(record: Record) -> dict[str, Any]:
+    """The recipe as keys and values, without what does not decide a result or is expected to differ."""
+    silent = ("description", "training.seed", "training.log_every_steps", "training.workers", "training.checkpoint")
+    return {key: value for key, value in flattened(record.recipe).items() if not key.startswith(silent)}
+
+
+def _name(members: list[Record]) -> str:
+    name = members[0].name
+    return re.sub(r"[-_.]?seed[-_]?\d+$", "", name) or name if len(members) > 1 else name
+
+
+def _row(group: Group, shown: Sequence[Quantity], on_the_way: bool) -> list[Cell]:
+    record = group.first
+    done = sum(member.finished for member in group.records)
+    seeds = str(done) if done == len(group.records) else f"{done} of {len(group.records)}"
+    cells = [Cell(group.name), Cell(str(record.setting("method.name", ""))), Cell(seeds, float(done))]
+    cells.append(_rounded(group.spread(lambda member: member.epoch), ".4g"))
+    cells.append(_rounded(group.seconds, ",.0f"))
+    cells.append(_rounded(group.spread(lambda member: member.cost[1] if member.cost else None), ",.0f"))
+    if on_the_way:
+        cells.append(_cell(group.spread(_last_knn)))
+    for one in shown:
+        spreads = (group.number(one.protocol, one.name, name) for name in ("trained", "untrained"))
+        cells += [_cell(spread, one.metric.digits) for spread in spreads]
+    words = [collapse_verdict(member.logged[-1], member.numbers) for member in group.records if member.logged]
+    return [*cells, Cell(in_a_word(words))]
+
+
+def in_a_word(words: Sequence[str]) -> str:
+    """What all seeds say, or how many say what."""
+    different = dict.fromkeys(words)
+    return "".join(different) if len(different) < 2 else ", ".join(f"{words.count(w)} {w}" for w in different)
+
+
+def _cell(spread: Spread | None, digits: int = 1) -> Cell:
+    return Cell("") if spread is None else Cell(spread.text(digits), spread.mean, spread.deviation)
+
+
+def _rounded(spread: Spread | None, form: str) -> Cell:
+    return Cell("") if spread is None else Cell(format(spread.mean, form), spread.mean, spread.deviation)
+
+
+def _last_knn(record: Record) -> float | None:
+    return record.knn_on_the_way[-1][1] if record.knn_on_the_way else None
+
+
+def _notes(records: Sequence[Record], shown: Sequence[Quantity]) -> list[str]:
+    notes = [meaning(shown)]
+    for record in records:
+        if not record.finished:
+            notes.append(f"{record.name} is {record.state}.")
+        elif record.results and not record.current_results:
+            notes.append(f"{record.name}: its results are of an earlier checkpoint: evaluate it again.")
+    protocols = [one.protocol for one in shown]
+    for what in ("settings", "data"):
+        if unlike := [protocol for protocol in protocols if _differ(records, protocol, what)]:
+            words = f"not all runs were evaluated with the same {what}, so these numbers do not quite compare."
+            notes.append(f"{', '.join(unlike)}: {words}")
+    for protocol in protocols:
+        missing = [record.name for record in records if protocol not in record.current_results]
+        if missing:
+            notes.append(f"{protocol}: not measured for {_some(missing)}.")
+    machines = {json.dumps([r.environment.get("gpu"), r.environment.get("processor")]) for r in records}
+    if len(machines) > 1:
+        notes.append("Runs were made on different machines, so seconds and images/s do not compare.")
+    if not shown:
+        notes.append(f"No run has been evaluated: `tico evaluate RUN {' '.join(USUAL)}`.")
+    return notes
+
+
+def meaning(shown: Sequence[Quantity]) -> str:
+    """What the numbers of a table are, and in which unit."""
+    units: dict[str, list[str]] = {}
+    for one in shown:
+        if one.metric.unit:
+            units.setdefault(one.metric.unit, []).append(one.protocol)
+    words = "".join(f"; {', '.join(protocols)} in {unit}" for unit, protocols in units.items())
+    return f"Mean ± sample standard deviation over seeds{words}. Seconds and images/s are of training steps alone."
+
+
+def _differ(records: Sequence[Record], protocol: str, what: str) -> bool:
+    results = [record.current_results[protocol] for record in records if protocol in record.current_results]
+    return any(result.get(what) != results[0].get(what) for result in results)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def show(comparison: Comparison) -> None:
+    """The table in the terminal, and its notes."""
+    print_table(comparison.head, comparison.texts, comparison.left)
+    for note in comparison.notes:
+        console.print(f"- {note}", markup=False)

@@ -1,0 +1,58 @@
+"""A table as Markdown, CSV or LaTeX."""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tico_ssl.results.table import Sheet, markdown_lines
+
+LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
+
+
+def as_markdown(sheet: Sheet) -> str:
+    """A table in Markdown, aligned for those who read it as text, with its notes."""
+    lines = markdown_lines(sheet.head, sheet.texts, sheet.left)
+    return "\n".join([*lines, "", *(f"- {note}" for note in sheet.notes), ""])
+
+
+def as_csv(sheet: Sheet) -> str:
+    """A line for every row. Numbers as they are, their deviations in columns of their own."""
+    several = [any(row[i].deviation is not None for row in sheet.rows) for i in range(len(sheet.head))]
+    before = ""
+    head = []
+    for name, spread in zip(sheet.head, several):
+        before = name if name != "untrained" else f"{before} untrained"
+        head += [before, f"{before} deviation"] if spread else [before]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    for row in sheet.rows:
+        line: list[Any] = []
+        for cell, spread in zip(row, several):
+            line.append(cell.text if cell.value is None else cell.value)
+            line += [cell.deviation] if spread else []
+        writer.writerow(line)
+    return text.getvalue()
+
+
+def as_latex(sheet: Sheet) -> str:
+    """A tabular for the package booktabs."""
+    columns = "".join("l" if i in sheet.left else "r" for i in range(len(sheet.head)))
+    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", _latex_line(sheet.head), r"\midrule"]
+    lines += [_latex_line(row) for row in sheet.texts]
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(lines + [f"% {note}" for note in sheet.notes]) + "\n"
+
+
+def _latex_line(cells: Sequence[str]) -> str:
+    return " & ".join(latex(cell) for cell in cells) + r" \\"
+
+
+def latex(text: str) -> str:
+    """Text that LaTeX sets as it is."""
+    return "".join(LATEX.get(letter, letter) for letter in text.replace("\n", " "))
+
+
+FORMATS: dict[str, Callable[[Sheet], str]] = {"markdown": as_markdown, "csv": as_csv, "latex": as_latex}

@@ -1,0 +1,198 @@
+"""What numbers mean is declared once, by their protocol; tables, verdicts and reports follow from it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from tico_ssl import evaluate, study
+from tico_ssl.cli import app
+from tico_ssl.config import catalogue
+from tico_ssl.evaluations import Metric
+from tico_ssl.features.frozen import Features
+from tico_ssl.report import report, static
+from tico_ssl.results.comparison import read_comparison
+from tico_ssl.results.metrics import declared, first_of_each, measurements
+from tico_ssl.results.run_folder import open_run
+from tico_ssl.results.statistics import Spread, with_deviation
+from tico_ssl.results.verdict import POINTS, verdict
+from tico_ssl.runtime.errors import UserError
+
+DOCUMENTED = (Path(__file__).parents[1] / "docs" / "evaluations.md").read_text(encoding="utf-8")
+PLAIN = '''"""The length of features."""
+from tico_ssl.evaluations import Context, Result, Section
+
+class Config(Section):
+    """Nothing to set."""
+
+def run(context: Context, config: Config) -> Result:
+    return context.compare(config, lambda features: {"length": float(features.test.norm(dim=1).mean())})
+'''
+
+
+@pytest.fixture
+def my_lab(tmp_path, monkeypatch):
+    """A package elsewhere: the protocol of the documentation, and one without METRICS."""
+    folder = tmp_path / "elsewhere" / "my_lab"
+    folder.mkdir(parents=True)
+    (folder / "nearest_mean.py").write_text(DOCUMENTED.split("```python\n")[1].split("```")[0], encoding="utf-8")
+    (folder / "plain.py").write_text(PLAIN, encoding="utf-8")
+    monkeypatch.syspath_prepend(folder.parent)
+    yield "my_lab.nearest_mean"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
+        del sys.modules[name]
+
+
+# ---------------------------------------------------------------------------------------------------- declarations
+
+
+def test_what_is_shown_follows_from_the_declaration():
+    numbers = {"trained": {"top1": 50.0, "top5": 90.0, "weight_decay": 1e-4}, "untrained": {"top1": 20.0, "top5": 60.0}}
+    found = measurements("linear", numbers)
+    assert [one.title for one in found] == ["top1 (%)", "top5 (%)"]
+    assert [one.gain for one in found] == [30.0, 30.0]
+    (alpha,) = measurements("alpha-req", {"trained": {"alpha": 1.23456}})
+    assert alpha.text("trained") == "1.235"
+    assert (alpha.text("untrained"), alpha.gain) == ("", None)
+
+
+def test_names_that_depend_on_settings_are_declared_by_a_pattern():
+    for protocol, name in (("knn", "top1_k7_t0.5"), ("few-shot", "top1_3shot"), ("semi-supervised", "top1_1%")):
+        (found,) = measurements(protocol, {"trained": {name: 1.0, f"{name}_std": 0.5}})
+        assert found.metric.verdict
+        assert found.text("trained") == "1.0 ± 0.5"
+    assert not first_of_each([("rankme", ["width"])])
+    assert [str(shown) for shown in first_of_each([("rankme", ["width", "rankme"])])] == ["rankme rankme"]
+
+
+def test_results_outlive_their_protocols(my_lab, tmp_path):
+    """A name that is gone, a module that is broken, a METRICS that is none: the numbers are still shown."""
+    (tmp_path / "elsewhere" / "my_lab" / "broken.py").write_text("METRICS = 1 / 0\n")
+    (tmp_path / "elsewhere" / "my_lab" / "wrong.py").write_text("METRICS = ('top1',)\nConfig = run = None\n")
+    for protocol in ("gone", "nobody.knows", "my_lab.broken", "my_lab.wrong", "my_lab.plain"):
+        (found,) = measurements(protocol, {"trained": {"top1": 50.0}, "untrained": {"top1": 20.0}})
+        assert found.text("trained") == "50.0"
+        assert verdict([(protocol, {"trained": {"top1": 50.0}, "untrained": {"top1": 20.0}})]) is None
+    with pytest.raises(UserError, match=r"^evaluation my_lab\.wrong: METRICS are of type Metric$"):
+        declared("my_lab.wrong")
+    with pytest.raises(UserError, match="must say which way is better"):
+        Metric("x", verdict=True)
+
+
+# ---------------------------------------------------------------------------------------------------- the verdict
+
+
+def both(metric, trained, untrained):
+    return {"trained": {metric: trained}, "untrained": {metric: untrained}}
+
+
+def test_pretraining_helped_if_it_is_more_than_a_point_better():
+    cases = ((62.0, True, False), (61.0, False, False), (60.0, False, False), (59.0, False, False), (58.0, False, True))
+    for trained, helped, harmed in cases:
+        found = verdict([("knn", both("top1_k20", trained, 60.0))])
+        assert (found.helped, found.harmed) == (helped, harmed)
+    assert POINTS == 1.0
+
+
+def test_the_first_number_that_may_decide_decides():
+    rank, precision = ("rankme", both("rankme", 90.0, 10.0)), ("svm", both("map", 40.0, 30.0))
+    found = verdict([rank, precision, ("knn", both("top1_k20", 1.0, 99.0))])
+    assert str(found) == "Pretraining helped: svm map 40.0 % against 30.0 % untrained."
+    assert verdict([rank]) is None
+    assert verdict([("knn", {"trained": {"top1_k20": 50.0}})]) is None  # nothing to compare with
+    pixels = both("top1_k20", 50.0, 49.5) | {"pixels": {"top1_k20": 30.0}}
+    text = "Pretraining did not help: knn top1_k20 50.0 % against 49.5 % untrained and 30.0 % from raw pixels."
+    assert str(verdict([("knn", pixels)])) == text
+
+
+def test_less_is_better_where_the_protocol_says_so(my_lab, tmp_path):
+    code = PLAIN + 'from tico_ssl.evaluations import Metric\nMETRICS = [Metric("e", "m", 2, "lower", True)]\n'
+    (tmp_path / "elsewhere" / "my_lab" / "distance.py").write_text(code)
+    found = verdict([("my_lab.distance", both("e", 3.0, 5.0))])
+    assert (found.gain, found.helped) == (2.0, True)
+    assert str(found) == "Pretraining helped: my_lab.distance e 3.00 m against 5.00 m untrained."
+    assert verdict([("my_lab.distance", both("e", 5.0, 3.0))]).harmed
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20))
+def test_mean_and_standard_deviation_are_those_of_torch(values):
+    spread, expected = Spread.of(values), torch.tensor(values, dtype=torch.float64)
+    assert spread.mean == pytest.approx(float(expected.mean()), abs=1e-6)
+    assert spread.deviation == pytest.approx(float(expected.std()), abs=1e-6)
+    assert with_deviation(spread.mean, None, 2) == f"{spread.mean:.2f}"
+
+
+# ------------------------------------------------------------------------------------------------ a protocol elsewhere
+
+
+def test_the_protocol_of_the_documentation_measures_what_it_says(my_lab):
+    protocol = catalogue.load("evaluations", my_lab)
+    train = torch.tensor([[1.0, 0.1], [1.0, -0.1], [0.1, 1.0], [-0.1, 1.0]])
+    test = torch.tensor([[2.0, 0.0], [0.0, 3.0], [0.0, 1.0], [1.0, 0.0]])
+    features = Features(train, test, torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 1, 1]))
+    numbers = protocol.nearest_mean(features, centred=False)
+    assert numbers == {"right": 75.0, "right_of_worst_class": pytest.approx(200 / 3), "classes": 2}
+
+
+def test_a_protocol_elsewhere_is_evaluated_under_its_name(my_lab, run):
+    words = ["evaluate", str(run.folder), my_lab, "my_lab.plain", "rankme", f"{my_lab}.centred=false"]
+    outcome = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert outcome.exit_code == 0
+    for text in (f"{my_lab} right (%)", "right_of_worst_class (%)", "my_lab.plain length", f"help: {my_lab} right"):
+        assert text in outcome.output.replace("helped:", "help:")
+    assert f"{my_lab} classes" not in outcome.output
+    line = next(line for line in reversed(open_run(run.folder).results()) if line["protocol"] == my_lab)
+    assert line["settings"] == {"centred": False}
+    assert line["numbers"]["trained"]["classes"] == 10
+    result = evaluate(run.folder, "my_lab.plain")
+    assert result.protocol == "my_lab.plain"
+
+
+def test_a_protocol_elsewhere_without_labels_says_so_under_its_name(my_lab, run, tmp_path, folder_of_images):
+    (tmp_path / "flat").mkdir()
+    for number, path in enumerate(sorted(folder_of_images.rglob("*.png"))):
+        path.rename(tmp_path / "flat" / f"{number}.png")
+    with pytest.raises(UserError, match=r"^my_lab\.nearest_mean needs labels"):
+        evaluate(run.folder, my_lab, str(tmp_path / "flat"))
+
+
+def test_a_protocol_elsewhere_is_in_studies_comparisons_and_reports(my_lab, tmp_path, tiny, monkeypatch):
+    monkeypatch.setattr(static, "save", lambda *_: [])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (tmp_path / "elsewhere", catalogue.PACKAGE.parent))))
+    file, out = tmp_path / "mine.yaml", tmp_path / "study"
+    overrides = tiny | {"training.epochs": 1}
+    file.write_text(yaml.safe_dump({"overrides": overrides, "protocols": [my_lab, "my_lab.plain"]}))
+    summary = study(file, out=out, side_by_side=1)
+    assert summary.failures == {}
+    (row,) = json.loads((out / "results.json").read_text())["rows"]
+    value = open_run(out / "base-seed0").results()[0]["numbers"]["trained"]["right"]
+    assert row["numbers"][my_lab]["right"]["trained"]["values"] == [value]
+    text = (out / "results.md").read_text()
+    assert f"| {my_lab} |" in text
+    assert f"{my_lab} in %." in text
+    comparison = read_comparison([out])
+    assert comparison.head[6:10] == [f"{my_lab} right", "untrained", "my_lab.plain length", "untrained"]
+    assert comparison.rows[0][6].text == f"{value:.1f}"
+    assert str(comparison.headline) == f"{my_lab} right"
+    assert f"Highest {my_lab} right: base-seed0 with" in report(out).read_text()
+    one = report(out / "base-seed0", points=0).read_text()
+    assert f"{my_lab} right" in one
+    assert "right_of_worst_class (%)" in one
+
+
+def test_a_declaration_elsewhere_is_read_without_torch(my_lab, tmp_path):
+    code = (
+        "import sys; from tico_ssl.results.metrics import declared; from tico_ssl.config import catalogue\n"
+        f"assert declared({my_lab!r})[0].verdict; catalogue.declaration('evaluations', {my_lab!r}, 'Config')\n"
+        "assert 'torch' not in sys.modules and 'my_lab.nearest_mean' not in sys.modules"
+    )
+    path = os.pathsep.join(map(str, (tmp_path / "elsewhere", catalogue.PACKAGE.parent)))
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": path})
