@@ -88,18 +88,18 @@ def figure(chart: Chart, *more: Child) -> Html:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Cell | Html | str]], sortable: bool = False) -> Html:
     """A table that scrolls by itself when it is wider than the page; its columns sort on a click if asked to."""
+    align = ["number" if any(_is_number(row[i]) for row in rows) else None for i in range(len(head))]
     names = [
-        tag("th", tag("button", name, type="button") if sortable else name, scope="col", class_=_align(rows, column))
+        tag("th", tag("button", name, type="button") if sortable else name, scope="col", class_=align[column])
         for column, name in enumerate(head)
     ]
-    lines = [tag("tr", [_cell(value, _align(rows, i)) for i, value in enumerate(row)]) for row in rows]
+    lines = [tag("tr", [_cell(value, align[i]) for i, value in enumerate(row)]) for row in rows]
     inner = tag("table", tag("thead", tag("tr", names)), tag("tbody", lines), class_="sortable" if sortable else None)
     return tag("div", inner, class_="scroll", tabindex=0, role="region", aria_label="Table")
 
 
-def _align(rows: Sequence[Sequence[Cell | Html | str]], column: int) -> str | None:
-    cells = [row[column] for row in rows]
-    return "number" if any(isinstance(cell, Cell) and cell.value is not None for cell in cells) else None
+def _is_number(value: Cell | Html | str) -> bool:
+    return isinstance(value, Cell) and value.value is not None
 
 
 def _cell(value: Cell | Html | str, align: str | None) -> Html:
