@@ -401,29 +401,29 @@ def test_without_a_checkpoint_there_are_no_numbers_of_the_embedding(run, monkeyp
 def test_views_are_the_same_every_time_differ_from_each_other_and_are_made_once(run, monkeypatch):
     contexts = [open_context(run.folder) for _ in range(2)]
     settings = ViewSettings(images=20)
-    three = views_of_images(contexts[0], settings, 3, "lidar")
-    two = views_of_images(contexts[1], settings, 2, "lidar")
+    three = views_of_images(contexts[0], settings, 3)
+    two = views_of_images(contexts[1], settings, 2)
     assert three["trained"].shape == (20, 3, 32)
     assert torch.equal(three["trained"][:, :2], two["trained"])
     assert not torch.allclose(three["trained"][:, 0], three["trained"][:, 1])
     monkeypatch.setattr(
         "tico_ssl.evaluations._representation.augmented._one_view", lambda *given: pytest.fail("made again")
     )
-    assert torch.equal(views_of_images(contexts[0], settings, 2, "lidar")["untrained"], two["untrained"])
+    assert torch.equal(views_of_images(contexts[0], settings, 2)["untrained"], two["untrained"])
 
 
 def test_a_policy_by_name_and_its_errors(run, monkeypatch):
     context = open_context(run.folder)
-    own = views_of_images(context, ViewSettings(images=5), 1, "lidar")["trained"]
-    named = views_of_images(context, ViewSettings(images=5, policy="byol-small"), 1, "lidar")["trained"]
+    own = views_of_images(context, ViewSettings(images=5), 1)["trained"]
+    named = views_of_images(context, ViewSettings(images=5, policy="byol-small"), 1)["trained"]
     assert not torch.allclose(own, named)
     with pytest.raises(UserError, match="no policy is called 'byl'; did you mean 'byol'"):
-        views_of_images(context, ViewSettings(policy="byl"), 1, "lidar")
+        views_of_images(context, ViewSettings(policy="byl"), 1)
     monkeypatch.setattr(
         "tico_ssl.evaluations._representation.augmented.named_policy", lambda name: [{"size": 20}, {"jigsaw": 3}]
     )
     with pytest.raises(UserError, match="no view of this recipe is one image of 16 pixels"):
-        views_of_images(context, ViewSettings(policy="byol"), 1, "lidar")
+        views_of_images(context, ViewSettings(policy="byol"), 1)
 
 
 def test_files_of_many_sizes_have_views_too(run, tmp_path):
