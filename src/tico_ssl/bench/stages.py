@@ -16,7 +16,8 @@ from tico_ssl.data.source import Source
 from tico_ssl.methods._base import Batch, StepOutput
 from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.pipeline.loader import Loader, Portion
-from tico_ssl.pipeline.streaming import AHEAD, CHUNK, default_workers
+from tico_ssl.pipeline.streaming import CHUNK
+from tico_ssl.pipeline.workers import AHEAD, default_workers
 from tico_ssl.runtime.device import autocast
 from tico_ssl.training.pretrain import build_method
 from tico_ssl.training.step import Step, as_input

@@ -26,7 +26,7 @@ from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.optim.schedules import scaled_lr, warmup_cosine
 from tico_ssl.pipeline.loader import Loader
 from tico_ssl.pipeline.sheet import COLUMNS, save_contact_sheet
-from tico_ssl.pipeline.streaming import default_workers
+from tico_ssl.pipeline.workers import default_workers
 from tico_ssl.results.run_folder import Run, admit, create_run
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import choose_device, resolve_precision

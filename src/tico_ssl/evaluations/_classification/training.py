@@ -23,7 +23,7 @@ from tico_ssl.methods._base import Batch, StepOutput
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.batch_norm import share_statistics
 from tico_ssl.pipeline.loader import Loader
-from tico_ssl.pipeline.streaming import default_workers
+from tico_ssl.pipeline.workers import default_workers
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import resolve_precision
 from tico_ssl.runtime.errors import UserError
