@@ -37,8 +37,6 @@ from tico_ssl.networks.batch_norm import calibrate
 from tico_ssl.pipeline.workers import ahead, arrays_ahead
 from tico_ssl.runtime.errors import UserError
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools
-
 
 def random_boxes(*shape, side=100.0, seed=0):
     """Boxes of all sizes, many of which overlap."""

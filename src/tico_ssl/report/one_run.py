@@ -15,6 +15,7 @@ from tico_ssl.report.page import Cell, Section, Thumbnails, bulleted, command, f
 from tico_ssl.report.picture import Picture
 from tico_ssl.report.record import Line, Record, duration, measured
 from tico_ssl.report.verdict import verdict
+from tico_ssl.runtime.fallbacks import sentence
 
 MOST_POINTS = 2_000  # of a curve: more than the screen has pixels is waste
 MOMENTS = 10  # spectra that are drawn over one another
@@ -34,6 +35,7 @@ def header(record: Record) -> list[Html]:
         "training": duration(record.seconds) if record.logged else "not begun",
         "speed": f"{record.images_per_second:,.0f} images/s" if record.images_per_second else "unknown",
         "machine": str(record.environment.get("gpu") or record.environment.get("processor") or "unknown"),
+        **_fallbacks(record),
     }
     return [
         tag("p", "tico report", class_="kicker"),
@@ -49,6 +51,16 @@ def header(record: Record) -> list[Html]:
             "dl", [tag("div", tag("dt", name), tag("dd", str(value))) for name, value in facts.items()], class_="facts"
         ),
     ]
+
+
+def _fallbacks(record: Record) -> dict[str, str]:
+    """How steps were carried out, if not as they were meant to be; and why."""
+    lines = [line for line in record.metrics if isinstance(line.get("fallback"), dict)]
+    reasons = {what: reason for line in lines for what, reason in line["fallback"].items()}
+    if not reasons:
+        return {}
+    why = "; ".join(sentence(what, reason) for what, reason in reasons.items())
+    return {"steps": f"{lines[-1].get('execution', '?')} ({why})"}
 
 
 def _source(record: Record) -> str:
