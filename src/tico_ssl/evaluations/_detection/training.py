@@ -67,9 +67,9 @@ def train(job: Job, backbone: Backbone) -> Numbers:
     maker = Maker(backbone.config.channels, settings.longest, job.masks)
     feed = TrainingSamples(job.splits.train.pictures, maker, settings)
     moments = _Moments(job, detector, optimizer, feed, begin)
-    if begin.step == 0:
+    if begin.step == 0 or not moments.scores:
         with moments.clock.pause():
-            moments.score(0)
+            moments.score(begin.step)
     detector.train()
     course = Course(begin.step, settings.iterations, settings.seed, job.name, "; the same command goes on")
     batches = feed.iterate(begin.step, settings.iterations, job.device)
