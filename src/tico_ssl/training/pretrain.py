@@ -15,7 +15,7 @@ from tico_ssl.data.source import Source
 from tico_ssl.data.sources import Given, as_source, open_training
 from tico_ssl.methods._base import Method
 from tico_ssl.methods._base import build_method as method_of
-from tico_ssl.networks.backbones import Backbone, build_backbone
+from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.batch_norm import share_statistics
 from tico_ssl.networks.fused import fuse
 from tico_ssl.networks.recomputing import recompute_blocks
@@ -207,7 +207,6 @@ class _Moments:
 
     def save(self, done: int) -> None:
         method, seconds = self.setup.method, self.monitor.clock.seconds
-        assert isinstance(method.backbone, Backbone)
         save_checkpoint(self.run.checkpoint_file, done, method, self.setup.optimizer, seconds)
         save_backbone(method.backbone, self.run.backbone_file)
 

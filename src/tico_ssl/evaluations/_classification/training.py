@@ -45,8 +45,7 @@ class Classifier(Method):
     """A backbone and linear heads on its features; heads learn independently, each at a rate of its own."""
 
     def __init__(self, backbone: Backbone, classes: int, heads: int, frozen: bool, batch_norm: bool, seed: int) -> None:
-        super().__init__()
-        self.backbone: Backbone = backbone.requires_grad_(not frozen)
+        super().__init__(backbone.requires_grad_(not frozen))
         self.frozen = frozen
         self.heads = nn.ModuleList(_head(backbone.width, classes, batch_norm, seed) for _ in range(heads))
 
