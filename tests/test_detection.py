@@ -46,8 +46,6 @@ from tico_ssl.networks.storage import save_backbone
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools
-
 COLOURS = {3: (220, 30, 30), 7: (30, 200, 30), 90: (40, 60, 230)}  # by category: numbers with gaps, as COCO's
 SMALL = {
     "iterations": 8,

@@ -24,7 +24,6 @@ from torchvision.ops import box_iou, nms
 
 from test_detection import COLOURS, SMALL, small_backbone, write_coco
 from tico_ssl.evaluations._detection import protocol
-from tico_ssl.evaluations._detection.ahead import ahead, arrays_ahead
 from tico_ssl.evaluations._detection.boxes import decode, draw, encode, overlaps, survivors, survivors_at_once
 from tico_ssl.evaluations._detection.heads import Candidates, cut_out
 from tico_ssl.evaluations._detection.network import build_detector
@@ -35,9 +34,8 @@ from tico_ssl.evaluations._detection.settings import Settings
 from tico_ssl.evaluations._detection.splits import open_pictures
 from tico_ssl.evaluations._detection.training import _Normalised, make_optimizer
 from tico_ssl.networks.batch_norm import calibrate
+from tico_ssl.pipeline.workers import ahead, arrays_ahead
 from tico_ssl.runtime.errors import UserError
-
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools
 
 
 def random_boxes(*shape, side=100.0, seed=0):

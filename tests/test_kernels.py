@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tico_ssl.config.views import ViewPolicy
+from tico_ssl.runtime import fallbacks
 from tico_ssl.views import executor, operations
 from tico_ssl.views.executor import Views, sizes_of
 from tico_ssl.views.table import BLUR, GREYSCALE, JITTER, PLACE, SOLARISE, Draw
@@ -139,15 +140,18 @@ def test_the_executor_gives_the_same_views_by_kernels_and_by_operations(monkeypa
         assert (actual - slow).abs().max() < 2 * TOLERANCE / min(STD)
 
 
-def test_kernels_that_cannot_be_compiled_are_a_warning(monkeypatch):
+def test_kernels_that_cannot_be_compiled_are_noted(monkeypatch):
     def broken(*_: object) -> None:
         raise RuntimeError("Failed to find C compiler.\nSet CC")
 
     monkeypatch.setattr(kernels, "resized_crop", broken)
-    executor.by_kernels.cache_clear()
-    with pytest.warns(UserWarning, match=r"^views without Triton kernels, which is slower: [^\n]+$"):
+    executor._no_kernels.cache_clear()
+    fallbacks.drain()
+    for _ in range(2):  # in every run of a process, not in the first alone
         assert not executor.by_kernels(torch.device("cuda"))
-    executor.by_kernels.cache_clear()
+        (reason,) = fallbacks.drain().values()
+        assert reason and "\n" not in reason
+    executor._no_kernels.cache_clear()
 
 
 def _blurred(count: int) -> torch.Tensor:

@@ -12,10 +12,11 @@ from tico_ssl.data.bad_files import BadFiles
 from tico_ssl.data.formats.packed import open_packed
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_source
-from tico_ssl.pipeline import streaming
+from tico_ssl.pipeline import workers as workers_module
 from tico_ssl.pipeline.loader import Loader
 from tico_ssl.pipeline.packing import pack
-from tico_ssl.pipeline.streaming import Stream, Task, default_workers
+from tico_ssl.pipeline.streaming import Stream, Task
+from tico_ssl.pipeline.workers import default_workers
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.randomness import generator
 from tico_ssl.views.executor import Views
@@ -235,7 +236,7 @@ def test_an_error_in_a_worker_is_its_own(tmp_path):
 
 
 def test_processors_are_shared_by_the_processes_of_a_machine(monkeypatch):
-    monkeypatch.setattr(streaming.os, "sched_getaffinity", lambda _: set(range(24)))
+    monkeypatch.setattr(workers_module.os, "sched_getaffinity", lambda _: set(range(24)))
     assert default_workers() == 16
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert default_workers() == 6

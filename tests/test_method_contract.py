@@ -10,7 +10,6 @@ import math
 import os
 import sys
 import types
-import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +38,7 @@ from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.checkpoint import Interrupted
 from tico_ssl.training.monitor import measure
 from tico_ssl.training.pretrain import build_method
-from tico_ssl.training.step import Step
+from tico_ssl.training.step import Step, resolve_execution
 from tico_ssl.views.executor import Views
 
 LARGEST = 32
@@ -248,6 +247,7 @@ def made_steps(recipe, device, steps=10, overlap=True):
         torch.manual_seed(number)
         outcome = step(portion_of(views, number, device), 1e-4 * (1 + number), number / steps)
         losses.append(float(outcome.output.loss.detach()))
+    assert step.execution == resolve_execution(execution, device)
     return losses, {key: value.cpu() for key, value in method.state_dict().items()}
 
 
@@ -256,9 +256,7 @@ def made_steps(recipe, device, steps=10, overlap=True):
 def test_captured_steps_are_the_eager_ones(name):
     """Ten steps in float32, seven of them replayed; the fused operations add in other orders."""
     eager = made_steps(recipe_of(name, **{"training.execution": "eager"}), GPU)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="the step is not")
-        captured = made_steps(recipe_of(name, **{"training.execution": "captured"}), GPU)
+    captured = made_steps(recipe_of(name, **{"training.execution": "captured"}), GPU)
     assert captured[0] == pytest.approx(eager[0], rel=2e-3, abs=2e-3)
     for key, value in eager[1].items():
         torch.testing.assert_close(captured[1][key], value, rtol=5e-3, atol=5e-3, msg=lambda m, k=key: f"{k}: {m}")

@@ -19,6 +19,7 @@ from tico_ssl.results.collapse import collapse_signs
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.training import pretrain as loop
+from tico_ssl.training.checkpoint import Interrupted
 from tico_ssl.training.monitor import spread
 
 CLOCK = ("seconds", "images_per_second", "data_wait")
@@ -68,7 +69,7 @@ def test_an_interrupted_run_equals_an_uninterrupted_one_to_the_bit(tmp_path, tin
     whole = pretrain("demo", out=tmp_path / "whole", overrides=tiny)
 
     interrupt_after(monkeypatch, 6)
-    with pytest.raises(loop.Interrupted, match="stopped after step 6 of 9"):
+    with pytest.raises(Interrupted, match="stopped after step 6 of 9"):
         pretrain("demo", out=tmp_path / "parts", overrides=tiny)
     monkeypatch.undo()
     parts = pretrain("demo", out=tmp_path / "parts", overrides=tiny, resume=True)
@@ -86,7 +87,7 @@ def test_a_run_on_files_resumes_to_the_bit_with_other_workers(tmp_path, tiny, mo
     del settings["data.limit"]
     whole = pretrain("demo", data=str(folder_of_images), out=tmp_path / "whole", overrides=settings)
     interrupt_after(monkeypatch, 4)
-    with pytest.raises(loop.Interrupted):
+    with pytest.raises(Interrupted):
         pretrain("demo", data=str(folder_of_images), out=tmp_path / "parts", overrides=settings)
     monkeypatch.undo()
     settings |= {"training.workers": 3}
@@ -98,7 +99,7 @@ def test_a_run_on_files_resumes_to_the_bit_with_other_workers(tmp_path, tiny, mo
 
 def test_interruption_in_the_middle_of_an_epoch_resumes_in_the_middle(tmp_path, tiny, monkeypatch):
     interrupt_after(monkeypatch, 4)
-    with pytest.raises(loop.Interrupted):
+    with pytest.raises(Interrupted):
         pretrain("demo", out=tmp_path / "parts", overrides=tiny)
     monkeypatch.undo()
     assert state_of(open_run(tmp_path / "parts"))["step"] == 4  # of three steps per epoch

@@ -45,6 +45,7 @@ from tico_ssl.results.table import Cell
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import digest
 from tico_ssl.training import monitor
+from tico_ssl.training.checkpoint import Position
 
 EVIL = "<script>alert(1)</script>"
 
@@ -138,6 +139,14 @@ def test_collapse_on_the_way_is_not_forgotten(tmp_path):
     (run.folder / "train.log").write_text("2026-01-01 00:00:00  warning: this looks like collapse: one direction\n" * 2)
     assert "looked like collapse on the way" in sentences(run)
     assert read_record(run.folder).warnings == ["warning: this looks like collapse: one direction"]
+
+
+def test_steps_that_were_not_carried_out_as_intended_are_said(page_alone, tmp_path):
+    told = {"step": 4, "epoch": 0.4, "fallback": {"captured": "a value was asked for"}, "execution": "eager"}
+    run = made_run(tmp_path / "a", metrics=[told, log_line(10, 1.0), log_line(20, 2.0)])
+    assert "eager (the step is not captured: a value was asked for)" in report(run.folder, points=0).read_text()
+    plain = made_run(tmp_path / "b")
+    assert "not captured" not in report(plain.folder, points=0).read_text()
 
 
 def test_without_evaluation_the_knn_of_training_speaks(tmp_path):
@@ -650,7 +659,7 @@ def test_keeping_the_spectrum_changes_nothing_and_resumes_without_repetition(tmp
     assert [line["epoch"] for line in lines] == [1, 2, 3]
     assert all(sum(line["shares"]) == pytest.approx(1, abs=1e-3) for line in lines)
     assert not plain.spectrum_file.exists()
-    with monitor.Monitor(kept, 9, 32, 6, 0.0):  # as a run that goes on after its second epoch
+    with monitor.Monitor(kept, 9, 32, Position(6)):  # as a run that goes on after its second epoch
         assert [json.loads(line)["epoch"] for line in kept.spectrum_file.read_text().splitlines()] == [1, 2]
 
 

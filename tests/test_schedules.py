@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tico_ssl.config.recipe import load_recipe
 from tico_ssl.optim.schedules import cosine_ema_decay, scaled_lr, warmup_cosine
-from tico_ssl.training.pretrain import Plan
+from tico_ssl.training.plan import Plan
 
 some_examples = hypothesis_settings(max_examples=50, deadline=None)
 near = {"rel": 1e-13, "abs": 1e-15}

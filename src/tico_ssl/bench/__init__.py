@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tico_ssl.data.source import Source
 from tico_ssl.data.sources import Given, as_source, open_training
 from tico_ssl.networks.backbones import SMALL_IMAGE
 from tico_ssl.results.run_folder import environment
+from tico_ssl.runtime import fallbacks
 from tico_ssl.runtime.device import choose_device, resolve_precision
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import write_atomically
@@ -50,6 +51,8 @@ class Report:
     machine: dict[str, Any] = field(repr=False)
     methods: list[MethodCost] = field(default_factory=list)
     methods_left_out: dict[str, str] = field(default_factory=dict)
+    fallbacks: dict[str, str] = field(default_factory=dict)
+    """What could not be done the fast way, and why."""
 
     def as_json(self) -> str:
         """One JSON object."""
@@ -98,13 +101,14 @@ def _measure(
     compiled: bool,
     methods: bool,
 ) -> Report:
+    fallbacks.drain()  # those of something else in this process
     precision = resolve_precision(recipe.training.precision, device)
     subject = Subject.of(recipe, device, precision, _open(recipe) if own_data else random_images(recipe))
     ceilings = measure_ceilings(device, precision, seconds)
     machine = environment()
     cpu = f"{machine['processor']}, {torch.get_num_threads()} threads"
     costs, left_out = time_methods(subject, seconds / 2) if methods else ([], {})
-    return Report(
+    report = Report(
         device=machine["gpu"] if device.type == "cuda" else cpu,
         recipe=name,
         network=recipe.backbone.name,
@@ -123,6 +127,7 @@ def _measure(
         methods=costs,
         methods_left_out=left_out,
     )
+    return replace(report, fallbacks=fallbacks.drain())
 
 
 def _executions(device: torch.device, compiled: bool) -> list[Execution]:

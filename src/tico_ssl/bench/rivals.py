@@ -20,7 +20,7 @@ from tico_ssl.bench.timing import time_calls
 from tico_ssl.config.recipe import Recipe
 from tico_ssl.data.source import Source
 from tico_ssl.networks.backbones import SMALL_IMAGE, build_backbone
-from tico_ssl.pipeline.streaming import default_workers
+from tico_ssl.pipeline.workers import default_workers
 from tico_ssl.runtime.device import autocast
 from tico_ssl.runtime.errors import UserError, suggestion
 

@@ -16,7 +16,8 @@ from tico_ssl.data.source import Source
 from tico_ssl.methods._base import Batch, StepOutput
 from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.pipeline.loader import Loader, Portion
-from tico_ssl.pipeline.streaming import AHEAD, CHUNK, default_workers
+from tico_ssl.pipeline.streaming import CHUNK
+from tico_ssl.pipeline.workers import AHEAD, default_workers
 from tico_ssl.runtime.device import autocast
 from tico_ssl.training.pretrain import build_method
 from tico_ssl.training.step import Step, as_input
@@ -124,7 +125,7 @@ def time_stages(subject: Subject, seconds: float) -> dict[str, float]:
 @dataclass(frozen=True)
 class Speed:
     """Seconds of a step: on ready views, with the views, and with the loader that training has. And the most memory of
-    a GPU that was taken meanwhile, images that lie there included."""
+    a GPU that was taken meanwhile, images that lie there included. `execution` is what was really carried out."""
 
     execution: str
     network_seconds: float
@@ -159,7 +160,8 @@ def time_execution(subject: Subject, execution: Execution, seconds: float) -> Sp
     portions = subject.portions()
     training = time_calls(lambda: step(next(portions), LR, PROGRESS), seconds, device, **in_full_flow(subject))
     peak = torch.cuda.max_memory_allocated() if on_gpu else None
-    return Speed(execution, statistics.median(network), statistics.median(whole), statistics.fmean(training), peak)
+    made = step.execution if step.execution == execution else f"{step.execution} instead of {execution}"
+    return Speed(made, statistics.median(network), statistics.median(whole), statistics.fmean(training), peak)
 
 
 def time_loader(subject: Subject, seconds: float) -> float:

@@ -4,6 +4,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from tico_ssl.bench import Report
+from tico_ssl.runtime.fallbacks import sentence
 from tico_ssl.runtime.progress import console, say
 
 
@@ -29,6 +30,8 @@ def print_report(report: Report) -> None:
         console.print(_methods(report))
     for name, reason in report.methods_left_out.items():
         say(f"{name}: not measured, {reason}")
+    for what, reason in report.fallbacks.items():
+        say(f"warning: {sentence(what, reason)}")
 
 
 def _steps(report: Report) -> Table:
@@ -80,6 +83,7 @@ def _methods(report: Report) -> Table:
         table.add_column(column, justify="right")
     for cost in report.methods:
         name = cost.method if cost.views == "2 views" else f"{cost.method}, {cost.views}"
+        name += "" if cost.execution == report.methods[0].execution else f", {cost.execution}"
         milliseconds = 1000 * cost.step_seconds
         cells = [f"{milliseconds:,.{1 if milliseconds < 1000 else 0}f}"]
         cells += [f"{cost.relative_seconds:.2f}", f"{cost.images_per_second:,.0f}"]

@@ -24,7 +24,7 @@ def time_in_turn(
             work()
     _wait_for(device)
     begin = time.perf_counter()
-    rounds: list[list[Any]] = []  # of marks: events in the queue of a GPU, or times of day
+    rounds: list[list[Any]] = []  # of marks: events in the stream of a GPU, or times of day
     while len(rounds) < at_least or time.perf_counter() - begin < seconds:
         marks = [_mark(device)]
         for work in works.values():

@@ -21,7 +21,7 @@ from tico_ssl.evaluations._classification.settings import Positive, Rate
 from tico_ssl.evaluations._context import Context
 from tico_ssl.features.frozen import Features
 from tico_ssl.features.scores import average_precision
-from tico_ssl.pipeline.streaming import default_workers
+from tico_ssl.pipeline.workers import default_workers
 from tico_ssl.results.metrics import TOP1, Metric
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime.errors import UserError

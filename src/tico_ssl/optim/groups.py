@@ -1,57 +1,79 @@
-"""Which parameter is trained how: the optimiser of a recipe, its groups, and setting the rate of a step."""
+"""Which parameter is trained how, in pretraining and in evaluations alike: groups, optimisers, the rate of a step."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
 from tico_ssl.config.sections import OptimizerConfig
 from tico_ssl.optim.lars import LARS
 
+KINDS: dict[str, Callable[..., Optimizer]] = {"lars": LARS, "sgd": SGD, "adamw": AdamW}
 FORMS = ("fused", "foreach", "capturable")  # how torch's optimisers go about it, with the same result
 
+Group = dict[str, Any]
 
-def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, object]]:
-    """Weights, and one-dimensional parameters, which have no decay. `lr_ratio` multiplies the step's rate."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": config.weight_decay, "lr_ratio": 1.0},
-        {
-            "params": [p for p in trained if p.ndim <= 1],
-            "weight_decay": 0.0,
-            "lr_ratio": config.one_dimensional_lr_ratio,
-        },
+
+def one_dimensional(parameter: Tensor) -> bool:
+    """Whether a parameter is a bias, a scale or a shift."""
+    return parameter.ndim <= 1
+
+
+def decay_groups(
+    parameters: Iterable[Tensor],
+    weight_decay: float,
+    lr_ratio: float = 1.0,
+    plain_lr_ratio: float | None = None,
+    is_plain: Callable[[Tensor], bool] = one_dimensional,
+) -> list[Group]:
+    """Parameters that decay, and plain ones, which do not. `lr_ratio` multiplies a step's rate; that of plain ones is
+    the same unless given."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    plain_ratio = lr_ratio if plain_lr_ratio is None else plain_lr_ratio
+    groups: list[Group] = [
+        {"params": [p for p in trained if not is_plain(p)], "weight_decay": weight_decay, "lr_ratio": lr_ratio},
+        {"params": [p for p in trained if is_plain(p)], "weight_decay": 0.0, "lr_ratio": plain_ratio},
     ]
     return [group for group in groups if group["params"]]
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """The optimiser of a recipe over everything in the model that takes a gradient.
+def optimizer_of(kind: str, groups: list[Group], lr: float, **settings: Any) -> Optimizer:
+    """An optimiser of groups, in the form that suits their device.
 
-    On a GPU its learning rate is a tensor there, so that a recorded step can change it, and torch's own optimisers take
-    their one-kernel form.
+    On a GPU every group's rate is a tensor there, so that a recorded step can change it, and torch's own optimisers
+    take their one-kernel form.
     """
-    groups = parameter_groups(model, config)
-    device = next(model.parameters()).device
+    device = groups[0]["params"][0].device
     on_gpu = device.type == "cuda"
-    lr: Any = torch.tensor(config.lr, device=device) if on_gpu else config.lr
-    form = {"fused": True} if on_gpu else {"foreach": True}
-    if config.name == "lars":
-        optimizer: Optimizer = LARS(
-            groups,
-            lr=lr,
-            momentum=config.momentum,
-            trust_coefficient=config.trust_coefficient,
-            clip=config.clip_trust,
-        )
-    elif config.name == "sgd":
-        optimizer = torch.optim.SGD(groups, lr=lr, momentum=config.momentum, nesterov=config.nesterov, **form)
-    else:
-        optimizer = torch.optim.AdamW(groups, lr=lr, betas=config.betas, capturable=on_gpu, **form)
-    for group in optimizer.param_groups if on_gpu else []:
-        group["lr"] = lr.clone()  # one for each group, whose ratios differ
-    return optimizer
+    form: dict[str, bool] = {}
+    if kind != "lars":  # which has one form for all
+        form = {"fused": True} if on_gpu else {"foreach": True}
+    if kind == "adamw":
+        form["capturable"] = on_gpu
+    if on_gpu:
+        groups = [group | {"lr": torch.tensor(lr, device=device)} for group in groups]
+    return KINDS[kind](groups, lr=lr, **settings, **form)
+
+
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Group]:
+    """The groups of a recipe: everything in the model that takes a gradient."""
+    return decay_groups(model.parameters(), config.weight_decay, plain_lr_ratio=config.one_dimensional_lr_ratio)
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    """The optimiser of a recipe."""
+    settings: dict[str, dict[str, Any]] = {
+        "lars": {
+            "momentum": config.momentum,
+            "trust_coefficient": config.trust_coefficient,
+            "clip": config.clip_trust,
+        },
+        "sgd": {"momentum": config.momentum, "nesterov": config.nesterov},
+        "adamw": {"betas": config.betas},
+    }
+    return optimizer_of(config.name, parameter_groups(model, config), config.lr, **settings[config.name])
 
 
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:

@@ -83,7 +83,8 @@ class LARS(Optimizer):
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
-        return state["momentum_buffer"]
+        buffer: Tensor = state["momentum_buffer"]
+        return buffer
 
 
 def _adapted(

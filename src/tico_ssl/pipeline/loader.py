@@ -6,7 +6,7 @@ decoded by worker processes, which also cut the crops, so that only the views' p
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -73,9 +73,9 @@ class Loader:
         elif resident and device.type == "cuda" and _fits(source, device):
             self._resident, self.storage = _on_device(source, device), "on the GPU"
 
-    def iterate(self, start: int, stop: int) -> Iterator[Portion]:
+    def iterate(self, start: int, stop: int) -> Generator[Portion]:
         """From one step to another; files are decoded ahead."""
-        return self._streamed(start, stop) if self._stream is not None else self._taken(start, stop)
+        yield from self._streamed(start, stop) if self._stream is not None else self._taken(start, stop)
 
     def take_waited(self) -> float:
         """Seconds that training has waited for images since this was last asked."""

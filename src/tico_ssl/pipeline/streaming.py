@@ -1,36 +1,21 @@
-"""Files decoded ahead by worker processes, in order, whatever the number of workers.
+"""Files decoded ahead by worker processes, in order, and handed over in batches on the device.
 
-Processes, because a decoding thread holds Python's lock often enough to make a GPU wait; threads where processes cannot
-be forked. Workers write into memory that they inherit from the main process, batch after batch in a ring, so nothing is
-copied or allocated on the way, and /dev/shm, which containers keep small, is not used. On a GPU's side the ring is
-registered, so batches travel while the GPU computes.
+Workers write into a ring of batches in memory that they share with the main process (see `workers`). On a GPU's side
+the ring is registered, so batches travel while the GPU computes.
 """
 
-import mmap
-import os
-import signal
-import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from tico_ssl.data.bad_files import BadFiles, in_order, readable
+from tico_ssl.data.bad_files import BadFiles, readable
 from tico_ssl.data.source import Source
-from tico_ssl.runtime.errors import UserError
+from tico_ssl.pipeline.workers import AHEAD, CAN_FORK, ahead, shared_ring
 
-MOST_WORKERS = 16  # by default
 CHUNK = 32  # images that a worker does at a time, at most
-AHEAD = 2  # chunks that each worker may be ahead
-
-# The user may know better, and the default is the number of processors anyway.
-warnings.filterwarnings("ignore", message="This DataLoader will create")
 
 Prepare = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
@@ -87,7 +72,7 @@ class Stream:
         self.source, self.prepare, self.bytes_per_image = source, prepare, bytes_per_image
         self.batch_size, self.workers, self.device, self.bad = batch_size, workers, device, bad
         self.chunk = min(CHUNK, -(-batch_size // workers))
-        self.processes = sys.platform.startswith("linux")  # elsewhere a fork is not safe
+        self.processes = CAN_FORK
         self.name = f"decoded by {workers} {'processes' if self.processes else 'threads'}"
 
     def batches(self, tasks: Iterable[Task]) -> Iterator[tuple[Tensor, ...]]:
@@ -95,76 +80,39 @@ class Stream:
         one has been asked for."""
         pieces_per_batch = -(-self.batch_size // self.chunk)
         slots = 2 + -(-AHEAD * self.workers // pieces_per_batch)  # one is in use, the others are written ahead
-        with self._ring(slots) as ring:
-            run = self._by_processes if self.processes else self._by_threads
-            sent: list[Any] = [None] * slots
-            for done in run(_Decoding(self.source, self.prepare, ring), self._pieces(tasks, sent)):
+        sent: list[torch.cuda.Event | None] = [None] * slots
+        with shared_ring(slots, self.batch_size * self.bytes_per_image, self.device) as memory:
+            ring = memory.view(slots, self.batch_size, self.bytes_per_image)
+            work = _Decoding(self.source, self.prepare, ring)
+            pieces = self._pieces(tasks, sent)
+            for done in ahead(work, pieces, self.workers, self.processes, "training.workers"):
                 self.bad.reasons |= {name: reason for name, reason in done.bad.items() if name not in self.bad.reasons}
                 if done.end == self.batch_size:
                     batch = columns(ring[done.slot], done.layouts)
                     moved = tuple(column.to(self.device, non_blocking=True) for column in batch)
                     if self.device.type == "cuda":
-                        sent[done.slot] = torch.cuda.Event()
-                        sent[done.slot].record()
+                        sent[done.slot] = event = torch.cuda.Event()
+                        event.record()
                     yield moved
 
-    def _pieces(self, tasks: Iterable[Task], sent: list[Any]) -> Iterator[Piece]:
+    def _pieces(self, tasks: Iterable[Task], sent: list[torch.cuda.Event | None]) -> Iterator[Piece]:
         """Cut tasks into pieces, as the workers ask for them. A batch is written over when it has been sent."""
         for number, task in enumerate(tasks):
             slot = number % len(sent)
-            if sent[slot] is not None:
-                sent[slot].synchronize()
+            if (event := sent[slot]) is not None:
+                event.synchronize()
             for begin in range(0, self.batch_size, self.chunk):
                 part = slice(begin, begin + self.chunk)
                 yield Piece(Task(task.places[part], task.parameters[part]), slot, begin)
 
-    @contextmanager
-    def _ring(self, slots: int) -> Iterator[Tensor]:
-        """Memory (slots, batch, bytes) that forked processes share."""
-        shape = (slots, self.batch_size, self.bytes_per_image)
-        memory = mmap.mmap(-1, int(np.prod(shape)))
-        ring = torch.frombuffer(memory, dtype=torch.uint8).view(shape)
-        registered = self.device.type == "cuda" and int(_cuda().cudaHostRegister(ring.data_ptr(), ring.nbytes, 0)) == 0
-        try:
-            yield ring
-        finally:
-            if registered:
-                torch.cuda.synchronize(self.device)
-                _cuda().cudaHostUnregister(ring.data_ptr())
 
-    def _by_threads(self, decoding: "_Decoding", pieces: Iterable[Piece]) -> Iterator[Done]:
-        with ThreadPoolExecutor(self.workers) as pool:
-            yield from in_order(pool, decoding.__getitem__, pieces, AHEAD * self.workers)
-
-    def _by_processes(self, decoding: "_Decoding", pieces: Iterable[Piece]) -> Iterator[Done]:
-        loader = DataLoader(
-            decoding,
-            batch_size=None,
-            sampler=pieces,
-            num_workers=self.workers,
-            prefetch_factor=AHEAD,
-            multiprocessing_context="fork",
-            collate_fn=as_it_is,
-            worker_init_fn=start_worker,
-        )
-        try:
-            yield from loader
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            raise UserError(
-                f"a process that decodes images has died ({str(error).splitlines()[0]}); if memory is short, lower "
-                f"training.workers, {self.workers} now"
-            ) from error
-
-
-class _Decoding(Dataset[Done]):
+class _Decoding:
     """What a worker does: decode images, prepare each one, and write it to its place."""
 
     def __init__(self, source: Source, prepare: Prepare, ring: Tensor) -> None:
         self.source, self.prepare, self.ring = source, prepare, ring
 
-    def __getitem__(self, piece: Piece) -> Done:
+    def __call__(self, piece: Piece) -> Done:
         layouts: list[Layout] = []
         rows: list[Tensor] = []
         bad = BadFiles()
@@ -193,24 +141,3 @@ def columns(slot: Tensor, layouts: list[Layout]) -> list[Tensor]:
         tensors.append(tensor.permute(0, 3, 1, 2) if channels_last else tensor)
         begin = end
     return tensors
-
-
-def default_workers() -> int:
-    """As many as there are processors for this process, within reason."""
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_WORKERS, max(1, processors // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-
-
-def _cuda() -> Any:
-    return torch.cuda.cudart()
-
-
-def start_worker(_: int) -> None:
-    """Leave signals to the main process, whose handlers a fork inherits."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def as_it_is(done: Any) -> Any:
-    """What collates results that are whole already."""
-    return done

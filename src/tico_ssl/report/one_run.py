@@ -13,6 +13,7 @@ from tico_ssl.report.run_curves import covariance, time_section, training
 from tico_ssl.results.metrics import USUAL, measurements
 from tico_ssl.results.record import Line, Record, duration
 from tico_ssl.results.table import Cell
+from tico_ssl.runtime.fallbacks import sentence
 
 Rows = list[list[Cell | Html | str]]
 DATA_WORDS = {"source": "data", "train": "training images", "test": "test images"}
@@ -29,6 +30,7 @@ def header(record: Record) -> list[Html]:
         "training": duration(record.seconds) if record.logged else "not begun",
         "speed": f"{record.images_per_second:,.0f} images/s" if record.images_per_second else "unknown",
         "machine": str(record.environment.get("gpu") or record.environment.get("processor") or "unknown"),
+        **_fallbacks(record),
     }
     return [
         tag("p", "tico report", class_="kicker"),
@@ -44,6 +46,16 @@ def header(record: Record) -> list[Html]:
             "dl", [tag("div", tag("dt", name), tag("dd", str(value))) for name, value in facts.items()], class_="facts"
         ),
     ]
+
+
+def _fallbacks(record: Record) -> dict[str, str]:
+    """How steps were carried out, if not as they were meant to be; and why."""
+    lines = [line for line in record.metrics if isinstance(line.get("fallback"), dict)]
+    reasons = {what: reason for line in lines for what, reason in line["fallback"].items()}
+    if not reasons:
+        return {}
+    why = "; ".join(sentence(what, reason) for what, reason in reasons.items())
+    return {"steps": f"{lines[-1].get('execution', '?')} ({why})"}
 
 
 def _source(record: Record) -> str:

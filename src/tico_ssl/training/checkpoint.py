@@ -8,7 +8,7 @@ import signal
 import threading
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -28,19 +28,29 @@ def save_checkpoint(path: Path, step: int, method: nn.Module, optimizer: Optimiz
         "method": method.state_dict(),
         "optimizer": optimizer.state_dict(),
     }
+    path.parent.mkdir(parents=True, exist_ok=True)
     with written_atomically(path, alone=True) as temporary:
         torch.save(state, temporary)
 
 
-def load_checkpoint(path: Path, method: nn.Module, optimizer: Optimizer, device: torch.device) -> dict[str, Any]:
-    """Put the state back; returns the step and the seconds spent so far."""
+class Position(NamedTuple):
+    """Where a training goes on: after so many steps and seconds."""
+
+    step: int = 0
+    seconds: float = 0.0
+
+
+def restore(path: Path | None, method: nn.Module, optimizer: Optimizer, device: torch.device) -> Position:
+    """Put the state of a checkpoint back, if there is one, and say where it was."""
+    if path is None or not path.is_file():
+        return Position()
     try:
         state = torch.load(path, map_location=device, weights_only=True)
         method.load_state_dict(state["method"])
         load_optimizer(optimizer, state["optimizer"])
     except Exception as error:  # a damaged file fails in many ways
         raise UserError(f"{path}: cannot be resumed from ({str(error).splitlines()[0]})") from error
-    return {"step": state["step"], "seconds": state["seconds"]}
+    return Position(state["step"], state["seconds"])
 
 
 class Interrupted(KeyboardInterrupt):

@@ -1,10 +1,8 @@
-"""What happens during training, for people and for files: metrics, progress, and the signs of collapse."""
+"""What happens during pretraining, for people and for files: metrics, progress, and the signs of collapse."""
 
-import json
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,107 +11,88 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from rich.progress import TextColumn
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from tico_ssl.methods._base import Method, StepOutput
 from tico_ssl.results.collapse import collapse_signs
 from tico_ssl.results.run_folder import Run
-from tico_ssl.runtime import distributed
-from tico_ssl.runtime.errors import UserError
-from tico_ssl.runtime.files import write_atomically
-from tico_ssl.runtime.json_lines import append_json_line, read_json_lines
-from tico_ssl.runtime.progress import bar, say
+from tico_ssl.runtime import distributed, fallbacks
+from tico_ssl.runtime.progress import say
+from tico_ssl.training.checkpoint import Position
+from tico_ssl.training.clock import Clock
+from tico_ssl.training.display import Display
+from tico_ssl.training.journal import Journal, check_finite, mean_values
 
-QUIET_LINES = 20  # lines of progress in a whole run when there is no terminal
 RANK_IMAGES = 256  # of the global batch, whose embeddings are decomposed at log steps: some milliseconds
 FEWEST_DIMENSIONS = 10  # that images and embedding must allow, for a rank to say something about collapse
 SPECTRUM_RANKS = 128  # eigenvalues of an epoch that are kept, at most: the first ones, and ever fewer of the others
+ADVICE = (
+    "lower optimizer.lr, lengthen optimizer.warmup_epochs or set training.clip_gradient; "
+    "the last checkpoint is from before"
+)
 
 
 class Monitor:
-    """Writes metrics.jsonl, TensorBoard events and train.log, and draws the progress bar; in the main process only."""
+    """Writes metrics.jsonl, TensorBoard events and train.log, and shows progress; in the main process only."""
 
-    def __init__(self, run: Run, total_steps: int, batch_size: int, start: int, seconds: float) -> None:
-        self.run, self.total_steps, self.batch_size = run, total_steps, batch_size
-        self.start, self.seconds_before, self.begun = start, seconds, time.perf_counter()
-        self._last = (start, self.begun)
+    def __init__(self, run: Run, steps: int, batch_size: int, begin: Position) -> None:
+        self.run, self.batch_size, self.start = run, batch_size, begin.step
+        self.clock, self.display = Clock(*begin), Display("pretraining", steps, begin.step)
+        self.metrics, self.spectra = (Journal(file, begin.step) for file in (run.metrics_file, run.spectrum_file))
         self._warned: set[str] = set()
-        self._latest: dict[str, float] = {}
-        self._paused = 0.0
+        self._latest: dict[str, Any] = {}
         self.writer: SummaryWriter | None = None
         if distributed.is_main():
-            for file in (path for path in (run.metrics_file, run.spectrum_file) if path.is_file()):
-                kept = [line for line in read_json_lines(file) if line["step"] <= start]
-                write_atomically(file, "".join(json.dumps(line) + "\n" for line in kept))
-            self.writer = SummaryWriter(str(run.folder), purge_step=start)
-        self.progress = bar(TextColumn("{task.fields[status]}"))
-        self.task = self.progress.add_task("pretraining", total=total_steps, completed=start, status="")
+            self.writer = SummaryWriter(str(run.folder), purge_step=begin.step)
 
     def __enter__(self) -> "Monitor":
-        self.progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.progress.stop()
         if self.writer:
             self.writer.close()
-
-    @property
-    def seconds(self) -> float:
-        """Time spent on this run, interruptions left out."""
-        return self.seconds_before + time.perf_counter() - self.begun
 
     def note(self, text: str) -> None:
         """A line for the user and for train.log."""
         note(self.run.folder, text)
 
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Time that is not spent on training steps, left out of images per second."""
-        before = time.perf_counter()
-        yield
-        self._paused += time.perf_counter() - before
-
     def log(
         self, step: int, epoch: float, values: dict[str, float], method: Method, after_warmup: bool, waited: float
     ) -> None:
         """Record the values of a log step, look for trouble, and show them. `waited`: seconds without images."""
-        now = time.perf_counter()
-        done = (step - self._last[0]) * self.batch_size
-        spent = max(1e-9, now - self._last[1] - self._paused)
-        self._last, self._paused = (step, now), 0.0
-        clock = {"images_per_second": done / spent, "data_wait": waited / spent, "seconds": self.seconds}
-        record = {"step": step, "epoch": round(epoch, 4), **values, **clock}
-        if not math.isfinite(values["loss"]):
-            raise UserError(
-                f"the loss became {values['loss']} at or before step {step}: lower optimizer.lr, lengthen "
-                "optimizer.warmup_epochs or set training.clip_gradient; the last checkpoint is from before"
-            )
+        check_finite(values["loss"], step, ADVICE)
+        steps, spent = self.clock.lap(step)
+        clock = {
+            "images_per_second": steps * self.batch_size / spent,
+            "data_wait": waited / spent,
+            "seconds": self.clock.seconds,
+        }
         self._latest = {}
-        self.write(record)
+        self.write({"step": step, "epoch": round(epoch, 4), **values, **clock})
         if self.writer and float(epoch).is_integer() and (found := spectrum(method)) is not None:
-            append_json_line(self.run.spectrum_file, {"step": step, "epoch": round(epoch), **found})
+            self.spectra.write({"step": step, "epoch": round(epoch), **found})
         if after_warmup:
             self._warn_of_collapse(values, method)
-        self.progress.update(self.task, status=_status(record))
-
-    def advance(self, step: int) -> None:
-        """Move the bar."""
-        self.progress.update(self.task, completed=step)
+        self.display.status(_status(self._latest))
 
     def write(self, record: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl and to TensorBoard."""
         self._latest = self._latest | record
-        if not self.writer:
+        self.metrics.write(record)
+        if self.writer is None:
             return
-        append_json_line(self.run.metrics_file, record)
         for name, value in record.items():
             if name not in ("step", "epoch"):
                 self.writer.add_scalar(name, value, record["step"])
+
+    def tell(self, step: int, epoch: float, reasons: dict[str, str], execution: str) -> None:
+        """Say what is not carried out as it was meant to be, and how steps are made instead."""
+        self.metrics.write({"step": step, "epoch": round(epoch, 4), "fallback": reasons, "execution": execution})
+        for what, reason in reasons.items():
+            self.note(f"warning: {fallbacks.sentence(what, reason)}; steps are {execution}")
 
     def show(self, name: str, picture: Path) -> None:
         """Add a picture to TensorBoard."""
@@ -121,12 +100,11 @@ class Monitor:
             with Image.open(picture) as opened:
                 self.writer.add_image(name, np.asarray(opened.convert("RGB")), self.start, dataformats="HWC")
 
-    def epoch_ended(self, epoch: int, epochs: int, bad_files: int = 0) -> None:
+    def epoch_ended(self, step: int, epoch: int, epochs: int, bad_files: int = 0) -> None:
         """One line in the log; on the console when there is no bar, and then only so many."""
         text = f"epoch {epoch}/{epochs}  {_status(self._latest)}"
         text += f"  {bad_files} bad files left out" if bad_files else ""
-        quiet = self.progress.disable and epoch % max(1, math.ceil(epochs / QUIET_LINES)) and epoch != epochs
-        note(self.run.folder, text, silent=bool(quiet) or not self.progress.disable)
+        note(self.run.folder, text, silent=not self.display.line_due(step))
 
     def _warn_of_collapse(self, values: dict[str, float], method: Method) -> None:
         for name, text in collapse_signs(values, method.collapsed_loss()).items():
@@ -145,17 +123,14 @@ def note(folder: Path, text: str, silent: bool = False) -> None:
         say(text)
 
 
-def measure(output: StepOutput, method: Method, extra: dict[str, Any]) -> dict[str, float]:
+def measure(output: StepOutput, method: Method, extra: Mapping[str, float | Tensor]) -> dict[str, float]:
     """The values of a log step, of the global batch. The only place of the loop that waits for the device."""
-    names = ["loss", *output.terms]
-    tensors = torch.stack([output.loss.detach(), *(term.detach() for term in output.terms.values())]).float()
-    values = dict(zip(names, distributed.all_mean(tensors).tolist()))
+    values, embedding = mean_values(output), output.embedding
     if not math.isfinite(values["loss"]):
         return values  # the monitor stops the run; eigenvalues of NaN are an error of their own
-    if output.embedding is not None:
-        values |= {name: float(value) for name, value in spread(output.embedding).items()}
-        values |= {name: float(value) for name, value in occupied(output.embedding).items()}
-    return values | {name: float(value) for name, value in (method.diagnostics() | extra).items()}
+    if embedding is not None:
+        values |= {name: float(value) for name, value in (spread(embedding) | occupied(embedding)).items()}
+    return values | {name: float(value) for name, value in {**method.diagnostics(), **extra}.items()}
 
 
 def spread(embedding: Tensor) -> dict[str, Tensor]:

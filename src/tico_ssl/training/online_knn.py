@@ -1,7 +1,7 @@
 """A quick kNN between epochs, when the data have labels: the one curve that says whether features get better.
 
 On request also a linear probe. It is fitted anew each time to features of the network as it is then; a classifier that
-learns along with training would always be behind the features that it judges.
+learns along with training would always be behind the features that it is to evaluate.
 """
 
 from dataclasses import dataclass

@@ -1,13 +1,11 @@
-"""The loop: images, views, loss, gradient, step, target. One function, from top to bottom."""
+"""Pretraining: from a recipe to a trained backbone in its run folder."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tico_ssl.config.recipe import Recipe, load_recipe
@@ -15,7 +13,7 @@ from tico_ssl.config.views import shorter_side
 from tico_ssl.data.bad_files import BadFiles, readable, survey
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import Given, as_source, open_training
-from tico_ssl.methods._base import Method, StepOutput
+from tico_ssl.methods._base import Method
 from tico_ssl.methods._base import build_method as method_of
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.batch_norm import share_statistics
@@ -23,20 +21,22 @@ from tico_ssl.networks.fused import fuse
 from tico_ssl.networks.recomputing import recompute_blocks
 from tico_ssl.networks.storage import save_backbone
 from tico_ssl.optim.groups import build_optimizer
-from tico_ssl.optim.schedules import scaled_lr, warmup_cosine
-from tico_ssl.pipeline.loader import Loader
+from tico_ssl.pipeline.loader import Loader, Portion
 from tico_ssl.pipeline.sheet import COLUMNS, save_contact_sheet
-from tico_ssl.pipeline.streaming import default_workers
+from tico_ssl.pipeline.workers import default_workers
 from tico_ssl.results.run_folder import Run, admit, create_run
-from tico_ssl.runtime import distributed
+from tico_ssl.runtime import distributed, fallbacks
 from tico_ssl.runtime.device import choose_device, resolve_precision
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import say
 from tico_ssl.runtime.randomness import derived_seed
-from tico_ssl.training.checkpoint import Interrupted, StopRequest, load_checkpoint, save_checkpoint
+from tico_ssl.training import loop
+from tico_ssl.training.checkpoint import Position, restore, save_checkpoint
+from tico_ssl.training.loop import Course, Hooks, parallel
 from tico_ssl.training.monitor import Monitor, measure, note
 from tico_ssl.training.online_knn import OnlineKnn
-from tico_ssl.training.step import Step, resolve_execution
+from tico_ssl.training.plan import Plan
+from tico_ssl.training.step import Outcome, Step, resolve_execution
 from tico_ssl.views.executor import Views, by_kernels
 from tico_ssl.views.table import left_out
 
@@ -72,110 +72,143 @@ def default_folder(recipe: str | Path | Mapping[str, Any]) -> Path:
 
 def train(recipe: Recipe[Any], run: Run, device: torch.device, overwrite: bool = False) -> None:
     """Everything between a recipe and a trained backbone in its run folder."""
-    settings, seed = recipe.training, recipe.training.seed
-    if settings.parts > 1 and distributed.active():
-        raise UserError("training.parts is for one process: several share a batch already")
-    shorter = shorter_side(recipe.views, recipe.data.image_size)
-    source = open_training(recipe.data, recipe.backbone.channels, shorter)
-    bad = BadFiles()
-    workers = settings.workers or default_workers()
-    survey(source, recipe.data.most_bad, bad, workers)
-    precision = resolve_precision(settings.precision, device)
-    views = Views(recipe.views, recipe.data.image_size, recipe.data.mean, recipe.data.std, precision)
-    loader = Loader(source, views, settings.batch_size, seed, device, workers, bad, recipe.data.on_gpu)
-    plan = Plan.of(recipe, loader.steps_per_epoch)
-    method = build_method(recipe, device, precision)
-    method.check_data(len(source), source.labels)
-    optimizer = build_optimizer(method, recipe.optimizer)
+    fallbacks.drain()  # those of something else in this process
+    setup = prepare(recipe, device)
     distributed.barrier()  # every process has looked at the folder before the main one writes to it
     if distributed.is_main():
         create_run(run.folder, recipe, overwrite)
     distributed.barrier()
-    start, seconds = 0, 0.0
-    if run.checkpoint_file.is_file():
-        state = load_checkpoint(run.checkpoint_file, method, optimizer, device)
-        start, seconds = state["step"], state["seconds"]
-    _announce(recipe, run, source, loader, plan, method, device, precision, start)
-    if start == plan.steps:
-        return
-    model = DistributedDataParallel(method, broadcast_buffers=False) if distributed.active() else method
-    make_step = Step(
-        method,
-        model,
-        optimizer,
-        views,
-        precision,
-        device,
+    begin = restore(run.checkpoint_file, setup.method, setup.optimizer, device)
+    _announce(setup, run, begin.step)
+    if begin.step < setup.plan.steps:
+        _train(setup, run, begin)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a recipe becomes on a device, before its first step."""
+
+    recipe: Recipe[Any]
+    device: torch.device
+    precision: torch.dtype
+    source: Source
+    loader: Loader
+    plan: Plan
+    method: Method
+    optimizer: Optimizer
+
+
+def prepare(recipe: Recipe[Any], device: torch.device) -> Setup:
+    """Open the images, and build the network and its optimiser."""
+    settings, data = recipe.training, recipe.data
+    if settings.parts > 1 and distributed.active():
+        raise UserError("training.parts is for one process: several share a batch already")
+    source = open_training(data, recipe.backbone.channels, shorter_side(recipe.views, data.image_size))
+    bad, workers = BadFiles(), settings.workers or default_workers()
+    survey(source, data.most_bad, bad, workers)
+    precision = resolve_precision(settings.precision, device)
+    views = Views(recipe.views, data.image_size, data.mean, data.std, precision)
+    loader = Loader(source, views, settings.batch_size, settings.seed, device, workers, bad, data.on_gpu)
+    method = build_method(recipe, device, precision)
+    method.check_data(len(source), source.labels)
+    optimizer = build_optimizer(method, recipe.optimizer)
+    plan = Plan.of(recipe, loader.steps_per_epoch)
+    return Setup(recipe, device, precision, source, loader, plan, method, optimizer)
+
+
+def _train(setup: Setup, run: Run, begin: Position) -> None:
+    """The steps that are left."""
+    settings, plan = setup.recipe.training, setup.plan
+    step = Step(
+        setup.method,
+        parallel(setup.method),
+        setup.optimizer,
+        setup.loader.views,
+        setup.precision,
+        setup.device,
         settings.clip_gradient,
         settings.execution,
         settings.parts,
     )
-    knn = OnlineKnn.of(recipe, source, device)
-
-    saved = -math.inf
-    with Monitor(run, plan.steps, settings.batch_size, start, seconds) as monitor, StopRequest() as stop:
-        for step, portion in enumerate(loader.iterate(start, plan.steps), start):
-            if step == 0 and distributed.is_main():
-                originals = [readable(source, place, bad) for place in portion.index[:COLUMNS].tolist()]
-                made = views.make(portion.pixels, portion.decisions)
-                save_contact_sheet(run.folder / "views.png", originals, made, views)
-                monitor.show("views", run.folder / "views.png")
-            torch.manual_seed(derived_seed(seed, "network", step, distributed.rank()))
-            lr = plan.lr(step)
-            outcome = make_step(portion, lr, step / plan.steps)
-
-            done = step + 1
-            monitor.advance(done)
-            epoch, in_epoch = divmod(done, plan.steps_per_epoch)
-            at_log_step = done % settings.log_every_steps == 0 or in_epoch == 0
-            if at_log_step:
-                values = measure(outcome.output, method, outcome.extra | {"lr": lr})
-                waited = loader.take_waited()
-                monitor.log(done, done / plan.steps_per_epoch, values, method, step >= plan.warmup, waited)
-            stopping = stop.agreed(at_log_step) and done < plan.steps
-            with monitor.pause():  # what follows is not training time
-                if in_epoch == 0:
-                    if knn is not None and plan.due(done, settings.knn_every_epochs):
-                        monitor.write({"step": done, "epoch": epoch, **knn.measure(method.backbone)})
-                    bad.write(run.bad_files_file)
-                    monitor.epoch_ended(epoch, settings.epochs, len(bad))
-                # Last, so that a checkpoint never runs ahead of the metrics.
-                late = plan.due(done, settings.checkpoint_every_epochs) and distributed.anyone(
-                    monitor.seconds - saved > settings.checkpoint_seconds
-                )
-                if late or stopping or done == plan.steps:
-                    save(run, done, method, optimizer, outcome.output, monitor)
-                    saved = monitor.seconds
-            if stopping:
-                raise Interrupted(f"stopped after step {done} of {plan.steps}; continue with --resume")
-        monitor.note(f"trained in {monitor.seconds:,.0f} s")
+    knn = OnlineKnn.of(setup.recipe, setup.source, setup.device)
+    with Monitor(run, plan.steps, settings.batch_size, begin) as monitor:
+        moments = _Moments(setup, run, step, monitor, knn)
+        course = Course(begin.step, plan.steps, settings.seed, go_on="; continue with --resume")
+        loop.train(course, moments.batches(begin.step), moments.hooks(), monitor.clock, monitor.display)
+        monitor.note(f"trained in {monitor.clock.seconds:,.0f} s")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The run in steps, and the learning rate of each."""
+class _Moments:
+    """What pretraining does at its moments."""
 
-    steps_per_epoch: int
-    steps: int
-    warmup: int
-    peak_lr: float
-    end_lr: float
+    setup: Setup
+    run: Run
+    step: Step
+    monitor: Monitor
+    knn: OnlineKnn | None
 
-    @classmethod
-    def of(cls, recipe: Recipe[Any], steps_per_epoch: int) -> "Plan":
-        """The plan of a recipe for a number of images."""
-        optimizer, steps = recipe.optimizer, steps_per_epoch * recipe.training.epochs
-        peak = scaled_lr(optimizer.lr, recipe.training.batch_size) if optimizer.scale_lr else optimizer.lr
-        warmup = min(round(optimizer.warmup_epochs * steps_per_epoch), steps - 1)
-        return cls(steps_per_epoch, steps, warmup, peak, peak * optimizer.end_lr_ratio)
+    def hooks(self) -> Hooks[Portion]:
+        return Hooks(
+            make_step=self.make_step,
+            log_due=self.log_due,
+            log=self.log,
+            save_due=self.save_due,
+            save=self.save,
+            between=self.between,
+            tell=self.tell,
+        )
 
-    def due(self, done: int, every_epochs: int) -> bool:
-        """Whether something that happens every so many epochs, and after the last, happens after this many steps."""
-        return done == self.steps or done % (self.steps_per_epoch * every_epochs) == 0
+    def batches(self, start: int) -> Generator[Portion]:
+        """Those of all steps; of the first one's views a contact sheet is drawn."""
+        setup, sheet = self.setup, self.run.folder / "views.png"
+        for number, portion in enumerate(setup.loader.iterate(start, setup.plan.steps), start):
+            if number == 0 and distributed.is_main():
+                places = portion.index[:COLUMNS].tolist()
+                originals = [readable(setup.source, place, setup.loader.bad) for place in places]
+                views = setup.loader.views
+                save_contact_sheet(sheet, originals, views.make(portion.pixels, portion.decisions), views)
+                self.monitor.show("views", sheet)
+            yield portion
 
-    def lr(self, step: int) -> float:
-        """Of one step."""
-        return warmup_cosine(step, self.steps, self.warmup, self.peak_lr, self.end_lr)
+    def make_step(self, step: int, portion: Portion) -> Outcome:
+        plan = self.setup.plan
+        return self.step(portion, plan.lr(step), step / plan.steps)
+
+    def log_due(self, done: int) -> bool:
+        every = self.setup.recipe.training.log_every_steps
+        return done % every == 0 or done % self.setup.plan.steps_per_epoch == 0
+
+    def log(self, done: int, outcome: Outcome) -> None:
+        setup, plan = self.setup, self.setup.plan
+        values = measure(outcome.output, setup.method, outcome.extra | {"lr": plan.lr(done - 1)})
+        waited = setup.loader.take_waited()
+        self.monitor.log(done, plan.epoch(done), values, setup.method, done > plan.warmup, waited)
+
+    def tell(self, done: int, reasons: dict[str, str]) -> None:
+        self.monitor.tell(done, self.setup.plan.epoch(done), reasons, self.step.execution)
+
+    def between(self, done: int) -> None:
+        setup, settings = self.setup, self.setup.recipe.training
+        epoch, in_epoch = divmod(done, setup.plan.steps_per_epoch)
+        if in_epoch:
+            return
+        if self.knn is not None and setup.plan.due(done, settings.knn_every_epochs):
+            self.monitor.write({"step": done, "epoch": epoch, **self.knn.measure(setup.method.backbone)})
+        bad = setup.loader.bad
+        bad.write(self.run.bad_files_file)
+        self.monitor.epoch_ended(done, epoch, settings.epochs, len(bad))
+
+    def save_due(self, done: int) -> bool:
+        plan, settings, clock = self.setup.plan, self.setup.recipe.training, self.monitor.clock
+        late = not clock.ever_saved or clock.since_saved > settings.checkpoint_seconds
+        due = plan.due(done, settings.checkpoint_every_epochs) and distributed.anyone(late)
+        return due or done == plan.steps
+
+    def save(self, done: int) -> None:
+        method, seconds = self.setup.method, self.monitor.clock.seconds
+        save_checkpoint(self.run.checkpoint_file, done, method, self.setup.optimizer, seconds)
+        save_backbone(method.backbone, self.run.backbone_file)
 
 
 def build_method(recipe: Recipe[Any], device: torch.device, precision: torch.dtype, fused: bool = True) -> Method:
@@ -193,57 +226,45 @@ def build_method(recipe: Recipe[Any], device: torch.device, precision: torch.dty
     return share_statistics(method.to(memory_format=torch.channels_last)).train()
 
 
-def save(run: Run, step: int, method: Any, optimizer: Optimizer, output: StepOutput, monitor: Monitor) -> None:
-    """A checkpoint and the backbone, from the main process; never of a network that has become NaN."""
-    if distributed.is_main() and bool(output.loss.isfinite()):
-        save_checkpoint(run.checkpoint_file, step, method, optimizer, monitor.seconds)
-        save_backbone(method.backbone, run.backbone_file)
-    distributed.barrier()
-
-
 def _class_count(labels: torch.Tensor) -> int:
     return int(labels.max()) + 1 if labels.ndim == 1 else labels.shape[1]
 
 
-def _announce(
-    recipe: Recipe[Any],
-    run: Run,
-    source: Source,
-    loader: Loader,
-    plan: Plan,
-    method: Any,
-    device: torch.device,
-    precision: torch.dtype,
-    start: int,
-) -> None:
+def _announce(setup: Setup, run: Run, start: int) -> None:
     """What is about to happen, in a few lines."""
     if not distributed.is_main():
         return
-    settings = recipe.training
-    size = sum(parameter.numel() for parameter in method.backbone.parameters()) / 1e6
+    plan = setup.plan
+    if start == plan.steps:
+        lines = [f"{run.folder} is complete: nothing to train"]
+    else:
+        lines = _described(setup) + ([f"continuing after step {start} of {plan.steps}"] if start else [])
+    for line in lines:
+        note(run.folder, line)
+    if start == 0:
+        say(f"writing to {run.folder}")
+
+
+def _described(setup: Setup) -> list[str]:
+    """Images, network, machine and schedule."""
+    recipe, settings, source, device = setup.recipe, setup.recipe.training, setup.source, setup.device
+    size = sum(parameter.numel() for parameter in setup.method.backbone.parameters()) / 1e6
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     labels = (
         f"{len(source.classes) or _class_count(source.labels)} classes" if source.labels is not None else "no labels"
     )
     rule = f" ({recipe.optimizer.lr:g} x {settings.batch_size}/256)" if recipe.optimizer.scale_lr else ""
     lines = [
-        f"{recipe.method.name} on {source.name}: {len(source):,} images ({labels}), {loader.storage}",
+        f"{recipe.method.name} on {source.name}: {len(source):,} images ({labels}), {setup.loader.storage}",
         f"{recipe.backbone.name}, {size:.2f} M parameters, {recipe.data.image_size} px; {where}, "
-        f"{str(precision).removeprefix('torch.')}, {resolve_execution(settings.execution, device)} steps, "
+        f"{str(setup.precision).removeprefix('torch.')}, {resolve_execution(settings.execution, device)} steps, "
         f"{distributed.world_size()} process(es)",
-        f"{settings.epochs} epochs of {plan.steps_per_epoch} steps of {settings.batch_size} images; "
-        f"{recipe.optimizer.name}, learning rate {plan.peak_lr:g}{rule}",
+        f"{settings.epochs} epochs of {setup.plan.steps_per_epoch} steps of {settings.batch_size} images; "
+        f"{recipe.optimizer.name}, learning rate {setup.plan.peak_lr:g}{rule}",
     ]
     without = sorted({name for policy in recipe.views for name in left_out(policy, recipe.backbone.channels)})
     if without:
         lines.append(
             f"images of {recipe.backbone.channels} channels: {' and '.join(without)} are left out of the views"
         )
-    if start == plan.steps:
-        lines = [f"{run.folder} is complete: nothing to train"]
-    elif start:
-        lines.append(f"continuing after step {start} of {plan.steps}")
-    for line in lines:
-        note(run.folder, line)
-    if start == 0:
-        say(f"writing to {run.folder}")
+    return lines

@@ -5,27 +5,27 @@
     captured   the whole step, from views to target, recorded as a CUDA graph and replayed: Python is out of the way
 
 What changes from step to step goes in through tensors (images, decisions, learning rate, progress), and nothing inside
-asks the device for a value; so a recorded step is the same step.
+asks the device for a value; so a recorded step is the same step. One that cannot be compiled or recorded is made
+without, and `Step.execution` says so.
 """
 
 import gc
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tico_ssl.config.sections import Execution
-from tico_ssl.methods._base import Batch, Encoded, StepOutput
+from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput
 from tico_ssl.networks.batch_norm import kept_statistics
 from tico_ssl.networks.target import overlapping
 from tico_ssl.optim.groups import set_learning_rate
 from tico_ssl.pipeline.loader import Portion
-from tico_ssl.runtime import distributed
+from tico_ssl.runtime import distributed, fallbacks
 from tico_ssl.runtime.device import autocast
 from tico_ssl.views.executor import Views
 
@@ -37,16 +37,19 @@ class Outcome:
     """What a step leaves to look at; a captured step overwrites it the next time. `extra` are more values to log."""
 
     output: StepOutput
-    extra: dict[str, Any]
+    extra: dict[str, float | Tensor] = field(default_factory=dict)
 
 
 class Step:
     """Carries out training steps on one device; captured ones with target and online network side by side, if
-    `overlap`."""
+    `overlap`.
+
+    `execution` is how: at first as intended, and what has become of it once `WARM_UP` steps and one more are made.
+    """
 
     def __init__(
         self,
-        method: Any,
+        method: Method,
         model: nn.Module,
         optimizer: Optimizer,
         views: Views,
@@ -60,13 +63,13 @@ class Step:
         self.method, self.model, self.optimizer, self.views = method, model, optimizer, views
         self.parts = parts
         self.precision, self.device, self.clip_gradient = precision, device, clip_gradient
-        self.execution = resolve_execution(execution, device)
+        self.execution: Execution = resolve_execution(execution, device)
         self._forward: Callable[..., StepOutput] = self._loss
         if "compiled" in self.execution:
-            self._forward = _Compiled(self._loss)
+            self._forward = _Compiled(self._loss, self._give_up)
         self._run: Callable[[Portion], Outcome] = self._compute
         if "captured" in self.execution:
-            self._run = _Captured(self._compute, method, overlap)
+            self._run = _Captured(self._compute, self._give_up, method, overlap)
         self._progress: float | Tensor = 0.0
         if device.type == "cuda":
             self._progress = torch.zeros((), device=device)
@@ -109,7 +112,7 @@ class Step:
         fixed = [torch.cat(parts) for parts in zip(*(chunk.fixed for chunk in encoded), strict=True)]
         whole = [embedding.requires_grad_() for embedding in whole]
         with autocast(self.device, self.precision):
-            output: StepOutput = self.method.loss(Encoded(tuple(whole), tuple(fixed)))
+            output = self.method.loss(Encoded(tuple(whole), tuple(fixed)))
         gradients = torch.autograd.grad(output.loss, whole)
         pieces = [gradient.chunk(self.parts) for gradient in gradients]
         for number, chunk in enumerate(chunks):
@@ -117,6 +120,12 @@ class Step:
                 again = self.method.encode(chunk, fixed=False).trained
             torch.autograd.backward(again, [piece[number] for piece in pieces])
         return output
+
+    def _give_up(self, what: str, error: Exception) -> None:
+        """Go on without a part of the execution, "compiled" or "captured"."""
+        left = " and ".join(part for part in self.execution.split(" and ") if part != what)
+        self.execution = cast(Execution, left or "eager")
+        fallbacks.note(what, fallbacks.reason_of(error))
 
     def _loss(self, made: tuple[Tensor, ...], index: Tensor, label: Tensor | None) -> StepOutput:
         output: StepOutput = self.model(Batch(made, index, label))
@@ -144,28 +153,31 @@ def as_input(view: Tensor) -> Tensor:
     return view.contiguous(memory_format=torch.channels_last) if view.ndim == 4 else view
 
 
+GiveUp = Callable[[str, Exception], None]
+
+
 class _Compiled:
     """A function through torch.compile, or as it is if that fails."""
 
-    def __init__(self, function: Callable[..., StepOutput]) -> None:
-        self.plain = function
+    def __init__(self, function: Callable[..., StepOutput], give_up: GiveUp) -> None:
+        self.plain, self.give_up = function, give_up
         self.compiled: Callable[..., StepOutput] | None = torch.compile(function, dynamic=False)
 
-    def __call__(self, *arguments: Any) -> StepOutput:
+    def __call__(self, made: tuple[Tensor, ...], index: Tensor, label: Tensor | None) -> StepOutput:
         if self.compiled is not None:
             try:
-                return self.compiled(*arguments)
+                return self.compiled(made, index, label)
             except Exception as error:  # compilers fail in many ways; the network is the same without them
-                warnings.warn(f"the step is not compiled: {_reason(error)}", stacklevel=2)
+                self.give_up("compiled", error)
                 self.compiled = None
-        return self.plain(*arguments)
+        return self.plain(made, index, label)
 
 
 class _Captured:
     """A step that is recorded after a few, then replayed; or made as it is if that fails."""
 
-    def __init__(self, step: Callable[[Portion], Outcome], method: nn.Module, overlap: bool) -> None:
-        self.step, self.method, self.calls = step, method, 0
+    def __init__(self, step: Callable[[Portion], Outcome], give_up: GiveUp, method: nn.Module, overlap: bool) -> None:
+        self.step, self.give_up, self.method, self.calls = step, give_up, method, 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.stream, self.side = torch.cuda.Stream(), torch.cuda.Stream() if overlap else None
 
@@ -199,7 +211,7 @@ class _Captured:
             ):
                 self.outcome = self.step(self.inputs)
         except Exception as error:  # a method that asks the device for a value, or a library that does
-            warnings.warn(f"the step is not captured: {_reason(error)}", stacklevel=2)
+            self.give_up("captured", error)
             return
         self.graph = graph
 
@@ -229,7 +241,3 @@ def _copied(portion: Portion) -> Portion:
     pixels = pixels.clone() if isinstance(pixels, Tensor) else tuple(crop.clone() for crop in pixels)
     label = None if portion.label is None else portion.label.clone()
     return Portion(pixels, portion.decisions.clone(), portion.index.clone(), label)
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

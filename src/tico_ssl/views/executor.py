@@ -7,13 +7,13 @@ synchronisation: on a GPU it can be captured in a graph. All three walk through 
 """
 
 import functools
-import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from tico_ssl.config.views import ViewPolicy
+from tico_ssl.runtime import fallbacks
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.randomness import named_generator
 from tico_ssl.views import operations
@@ -177,22 +177,28 @@ class Views:
         return known and view.shape[1] == operations.COLOURS and wanted <= kernels.IMPLEMENTED
 
 
-@functools.cache
 def by_kernels(device: torch.device) -> bool:
-    """Whether views on this device are made by the Triton kernels. One small try tells, since these need more than a
-    GPU: Triton, and on first use a C compiler."""
+    """Whether views on this device are made by the Triton kernels. Where they should be and cannot, it is noted."""
     if device.type != "cuda" or kernels is None:
         return False
+    if (reason := _no_kernels(device)) is not None:
+        fallbacks.note("kernels", reason)
+    return reason is None
+
+
+@functools.cache
+def _no_kernels(device: torch.device) -> str | None:
+    """Why the Triton kernels do not run on a GPU. One small try tells, since these need more than a GPU: Triton, and on
+    first use a C compiler."""
+    assert kernels is not None
     try:
         image = torch.zeros(1, operations.COLOURS, 8, 8, dtype=torch.uint8, device=device)
         trial = kernels.resized_crop(image, torch.ones(1, PLACE.width, device=device), 8)
         decisions = torch.ones(1, kernels.COLUMNS.width, device=device)
         kernels.finish(trial, decisions, 3, False, (0.0,) * 3, (1.0,) * 3, torch.float32)
     except Exception as error:  # compilers fail in many ways; the views are the same without them
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        warnings.warn(f"views without Triton kernels, which is slower: {reason}", stacklevel=2)
-        return False
-    return True
+        return fallbacks.reason_of(error)
+    return None
 
 
 def sizes_of(images: Tensor | Sequence[Tensor]) -> Tensor:

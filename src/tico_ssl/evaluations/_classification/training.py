@@ -1,4 +1,4 @@
-"""The loop that trains a classifier on labelled images: on a frozen backbone, or together with it.
+"""Training a classifier on labelled images: on a frozen backbone, or together with it.
 
 It goes on where it was stopped, to the bit on a CPU: order and crops are functions of seed and step.
 """
@@ -8,41 +8,45 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 
 import torch
 import torch.nn.functional as F
-from rich.progress import TextColumn
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from tico_ssl.data.source import Source
 from tico_ssl.evaluations._classification.settings import Settings
 from tico_ssl.features.cache import weights_digest
-from tico_ssl.methods._base import Batch, StepOutput
+from tico_ssl.methods._base import Batch, Method, StepOutput
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.batch_norm import share_statistics
-from tico_ssl.pipeline.loader import Loader
-from tico_ssl.pipeline.streaming import default_workers
+from tico_ssl.optim.groups import decay_groups, optimizer_of
+from tico_ssl.pipeline.loader import Loader, Portion
+from tico_ssl.pipeline.workers import default_workers
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import resolve_precision
 from tico_ssl.runtime.errors import UserError
-from tico_ssl.runtime.progress import bar, say
+from tico_ssl.runtime.progress import say
 from tico_ssl.runtime.randomness import derived_seed
-from tico_ssl.training.checkpoint import Interrupted, StopRequest, load_checkpoint, save_checkpoint
-from tico_ssl.training.step import Step
+from tico_ssl.training import loop
+from tico_ssl.training.checkpoint import Position, restore, save_checkpoint
+from tico_ssl.training.clock import Clock
+from tico_ssl.training.display import Display
+from tico_ssl.training.journal import check_finite
+from tico_ssl.training.loop import Course, Hooks, parallel
+from tico_ssl.training.step import Outcome, Step
 from tico_ssl.views.executor import Views
 
 CHECKPOINT_SECONDS = 30.0  # between two, at least
-QUIET_LINES = 5  # of progress in a training when there is no terminal
+LINES = 5  # of progress in a training when there is no terminal
 
 
-class Classifier(nn.Module):
+class Classifier(Method):
     """A backbone and linear heads on its features; heads learn independently, each at a rate of its own."""
 
     def __init__(self, backbone: Backbone, classes: int, heads: int, frozen: bool, batch_norm: bool, seed: int) -> None:
-        super().__init__()
-        self.backbone, self.frozen = backbone.requires_grad_(not frozen), frozen
+        super().__init__(backbone.requires_grad_(not frozen))
+        self.frozen = frozen
         self.heads = nn.ModuleList(_head(backbone.width, classes, batch_norm, seed) for _ in range(heads))
 
     def forward(self, batch: Batch) -> StepOutput:
@@ -60,10 +64,6 @@ class Classifier(nn.Module):
         if self.frozen:
             self.backbone.eval()
         return self
-
-    def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
-        """Nothing moves but the weights."""
-        return {}
 
     @property
     def learning(self) -> nn.Module:
@@ -114,57 +114,87 @@ def train_classifier(
     return classifier.eval()
 
 
-def _learn(job: Job, classifier: Classifier, optimizer: torch.optim.Optimizer) -> None:
+def _learn(job: Job, classifier: Classifier, optimizer: Optimizer) -> None:
     """All steps, or those after the checkpoint."""
     settings, device, backbone = job.settings, job.device, classifier.backbone
     precision = resolve_precision(settings.precision, device)
     views = Views([settings.policy()], backbone.image_size, backbone.mean, backbone.std, precision)
     loader = Loader(job.train, views, _batch_size(job), settings.seed, device, default_workers())
-    steps = loader.steps_per_epoch * settings.epochs_of(loader.steps_per_epoch)
-    start, seconds = 0, 0.0
-    if job.checkpoint_file is not None and job.checkpoint_file.is_file():
-        state = load_checkpoint(job.checkpoint_file, classifier.learning, optimizer, device)
-        start, seconds = state["step"], state["seconds"]
-    model = DistributedDataParallel(classifier, broadcast_buffers=False) if distributed.active() else classifier
-    make_step = Step(classifier, model, optimizer, views, precision, device)
-    clock = _Clock(seconds)
-    show = _Progress(job.name, steps, start)
-    with show.bar, StopRequest() as stop:
-        for step, portion in enumerate(loader.iterate(start, steps), start):
-            torch.manual_seed(derived_seed(settings.seed, "network", step, distributed.rank()))
-            outcome = make_step(portion, settings.share_of_rate(step, steps), step / steps)
-            done = step + 1
-            ended = done % loader.steps_per_epoch == 0
-            if ended:
-                show.epoch(done, loader.steps_per_epoch, _least_loss(job.name, outcome.output.terms["losses"]))
-            stopping = stop.agreed(ended) and done < steps
-            due = stopping or (ended and done < steps and distributed.anyone(clock.since_saved > CHECKPOINT_SECONDS))
-            if due and job.checkpoint_file is not None:
-                _save(job.checkpoint_file, done, classifier, optimizer, clock)
-            if stopping:
-                hint = "" if job.checkpoint_file is None else "; the same command goes on"
-                raise Interrupted(f"{job.name}: stopped after step {done} of {steps}{hint}")
+    begin = restore(job.checkpoint_file, classifier.learning, optimizer, device)
+    step = Step(classifier, parallel(classifier), optimizer, views, precision, device)
+    moments = _Moments(job, classifier, optimizer, step, loader.steps_per_epoch, begin)
+    go_on = "" if job.checkpoint_file is None else "; the same command goes on"
+    course = Course(begin.step, moments.steps, settings.seed, job.name, go_on)
+    batches = loader.iterate(begin.step, moments.steps)
+    loop.train(course, batches, moments.hooks(), moments.clock, moments.display)
+
+
+class _Moments:
+    """What the training of a classifier does at its moments."""
+
+    def __init__(
+        self,
+        job: Job,
+        classifier: Classifier,
+        optimizer: Optimizer,
+        step: Step,
+        steps_per_epoch: int,
+        begin: Position,
+    ) -> None:
+        self.job, self.classifier, self.optimizer, self.step = job, classifier, optimizer, step
+        self.steps_per_epoch, self.epochs = steps_per_epoch, job.settings.epochs_of(steps_per_epoch)
+        self.steps = self.epochs * steps_per_epoch
+        self.clock, self.display = Clock(*begin), Display(job.name, self.steps, begin.step, LINES)
+
+    def hooks(self) -> Hooks[Portion]:
+        return Hooks(
+            make_step=self.make_step,
+            log_due=self.epoch_ended,
+            log=self.log,
+            save_due=self.save_due,
+            save=self.save,
+            sound=_learns,
+        )
+
+    def make_step(self, step: int, portion: Portion) -> Outcome:
+        return self.step(portion, self.job.settings.share_of_rate(step, self.steps), step / self.steps)
+
+    def epoch_ended(self, done: int) -> bool:
+        return done % self.steps_per_epoch == 0
+
+    def log(self, done: int, outcome: Outcome) -> None:
+        """Of all heads the least loss: one that diverges at a high rate is a finding, all of them a mistake."""
+        losses: list[float] = outcome.output.terms["losses"].tolist()
+        loss = min(losses, key=lambda value: value if math.isfinite(value) else math.inf)
+        check_finite(loss, done, "lower the learning rate", self.job.name)
+        self.display.status(f"loss {loss:.3f}")
+        if self.display.line_due(done):
+            say(f"{self.job.name}  epoch {done // self.steps_per_epoch}/{self.epochs}  loss {loss:.3f}")
+
+    def save_due(self, done: int) -> bool:
+        between = self.epoch_ended(done) and done < self.steps
+        return between and distributed.anyone(self.clock.since_saved > CHECKPOINT_SECONDS)
+
+    def save(self, done: int) -> None:
+        if self.job.checkpoint_file is not None:
+            seconds = self.clock.seconds
+            save_checkpoint(self.job.checkpoint_file, done, self.classifier.learning, self.optimizer, seconds)
+
+
+def _learns(outcome: Outcome) -> bool:
+    """Whether any head has a loss that is a number."""
+    return bool(outcome.output.terms["losses"].isfinite().any())
 
 
 def make_optimizer(
     classifier: Classifier, head_rates: Sequence[float], backbone_rate: float | None, settings: Settings
-) -> torch.optim.SGD:
+) -> Optimizer:
     """SGD, with the rate of each part as `lr_ratio`, which the schedule's share of a step multiplies."""
-    parts = [(head, rate) for head, rate in zip(classifier.heads, head_rates, strict=True)]
+    parts: list[tuple[nn.Module, float]] = list(zip(classifier.heads, head_rates, strict=True))
     if backbone_rate is not None:
         parts.append((classifier.backbone, backbone_rate))
-    groups = []
-    for part, rate in parts:
-        for weights, decay in ((True, settings.weight_decay), (False, 0.0)):
-            chosen = [parameter for parameter in part.parameters() if (parameter.ndim > 1) == weights]
-            if chosen:
-                groups.append({"params": chosen, "weight_decay": decay, "lr_ratio": rate})
-    device = next(classifier.heads.parameters()).device
-    on_gpu = device.type == "cuda"  # where a recorded step reads its rate from a tensor
-    for group in groups:
-        group["lr"] = torch.tensor(0.0, device=device) if on_gpu else 0.0
-    form = {"fused": True} if on_gpu else {"foreach": True}
-    return torch.optim.SGD(groups, lr=0.0, momentum=settings.momentum, nesterov=settings.nesterov, **form)
+    groups = [group for part, rate in parts for group in decay_groups(part.parameters(), settings.weight_decay, rate)]
+    return optimizer_of("sgd", groups, 0.0, momentum=settings.momentum, nesterov=settings.nesterov)
 
 
 def classes_of(train: Source, test: Source) -> int:
@@ -180,55 +210,3 @@ def _batch_size(job: Job) -> int:
     if size < 2 * world:
         raise UserError(f"{job.name}: {len(job.train)} training image(s) are too few")
     return size
-
-
-def _save(path: Path, done: int, classifier: Classifier, optimizer: torch.optim.Optimizer, clock: "_Clock") -> None:
-    if distributed.is_main():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_checkpoint(path, done, classifier.learning, optimizer, clock.seconds)
-    distributed.barrier()
-    clock.saved()
-
-
-def _least_loss(name: str, losses: Tensor) -> float:
-    """Of all heads: one that diverges at a high rate is a finding, all of them a mistake."""
-    finite = [value for value in losses.tolist() if math.isfinite(value)]
-    if not finite:
-        raise UserError(f"{name}: the loss is not finite any more; lower the learning rate")
-    return min(finite)
-
-
-class _Clock:
-    """Seconds of training, those before an interruption included."""
-
-    def __init__(self, before: float) -> None:
-        self.before, self.begun = before, perf_counter()
-        self.last = self.begun
-
-    @property
-    def seconds(self) -> float:
-        return self.before + perf_counter() - self.begun
-
-    @property
-    def since_saved(self) -> float:
-        return perf_counter() - self.last
-
-    def saved(self) -> None:
-        self.last = perf_counter()
-
-
-class _Progress:
-    """A bar on a terminal, a few lines elsewhere."""
-
-    def __init__(self, name: str, steps: int, start: int) -> None:
-        self.name, self.steps, self.lines = name, steps, QUIET_LINES * start // steps
-        self.bar = bar(TextColumn("{task.fields[status]}"))
-        self.task = self.bar.add_task(name, total=steps, completed=start, status="")
-
-    def epoch(self, done: int, steps_per_epoch: int, loss: float) -> None:
-        """After each."""
-        epochs = self.steps // steps_per_epoch
-        self.bar.update(self.task, completed=done, status=f"loss {loss:.3f}")
-        if self.bar.disable and QUIET_LINES * done // self.steps > self.lines:
-            self.lines = QUIET_LINES * done // self.steps
-            say(f"{self.name}  epoch {done // steps_per_epoch}/{epochs}  loss {loss:.3f}")

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tico_ssl.evaluations._detection.ahead import ahead
 from tico_ssl.evaluations._detection.network import Detector
 from tico_ssl.evaluations._detection.outlines import encoded, pasted
 from tico_ssl.evaluations._detection.pictures import Picture
-from tico_ssl.evaluations._detection.samples import Maker, Task, batches
+from tico_ssl.evaluations._detection.samples import Maker, Task, batches, workers_for
 from tico_ssl.evaluations._detection.scoring import Found
 from tico_ssl.evaluations._detection.settings import Settings
+from tico_ssl.pipeline.workers import ahead
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import autocast
 from tico_ssl.runtime.progress import track
@@ -63,7 +63,7 @@ def in_originals(seen: Sequence[Seen], pictures: Sequence[Picture], workers: int
 
     if not any(len(one.get("masks", ())) for one in seen):
         return [found(number) for number in range(len(seen))]
-    return list(ahead(found, range(len(seen)), workers))
+    return list(ahead(found, range(len(seen)), workers_for(range(len(seen)), workers)))
 
 
 def in_original(seen: Seen, height: int, width: int) -> Found:

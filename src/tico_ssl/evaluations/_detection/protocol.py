@@ -29,7 +29,7 @@ POLL_SECONDS = 5.0  # between two looks whether another command is done
 
 @dataclass
 class PictureContext:
-    """A backbone to judge and pictures with objects. Detectors are kept in the backbone's own folder."""
+    """A backbone to evaluate and pictures with objects. Detectors are kept in the backbone's own folder."""
 
     subject: Subject
     splits: Splits

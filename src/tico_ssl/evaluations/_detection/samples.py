@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tico_ssl.data.decoding import decode
-from tico_ssl.evaluations._detection.ahead import arrays_ahead
 from tico_ssl.evaluations._detection.outlines import pixels
 from tico_ssl.evaluations._detection.pictures import Picture
 from tico_ssl.evaluations._detection.settings import Settings
 from tico_ssl.pipeline.loader import sent
+from tico_ssl.pipeline.workers import arrays_ahead, default_workers
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.randomness import generator
@@ -206,6 +206,11 @@ def batches(
     def arrays(number: int) -> list[np.ndarray]:
         return [value.numpy() for value in collate(list(samples_of(number)))]
 
-    for made in arrays_ahead(arrays, numbers, workers, capacity):
+    for made in arrays_ahead(arrays, numbers, workers_for(numbers, workers), capacity):
         batch = Batch(*map(torch.from_numpy, made))
         yield Batch(*(value.clone() for value in batch)) if device.type == "cpu" else batch.on(device)
+
+
+def workers_for(numbers: range, workers: int | None) -> int:
+    """As many as were asked for, or one for each processor, and no more than there is work for."""
+    return max(1, min(workers or default_workers(), len(numbers)))

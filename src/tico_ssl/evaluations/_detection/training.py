@@ -1,19 +1,14 @@
-"""The loop that trains a detector, and scores it before, during and after."""
+"""Training a detector, and scoring it before, during and after."""
 
-import json
-import math
-import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import TextColumn
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from tico_ssl.evaluations._detection.drawing import save_sheet
 from tico_ssl.evaluations._detection.network import Detector, build_detector
@@ -22,18 +17,21 @@ from tico_ssl.evaluations._detection.samples import Batch, Maker, TrainingSample
 from tico_ssl.evaluations._detection.scoring import Numbers, score
 from tico_ssl.evaluations._detection.settings import Settings
 from tico_ssl.evaluations._detection.splits import Splits
+from tico_ssl.methods._base import StepOutput
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.batch_norm import calibrate, share_statistics
+from tico_ssl.optim.groups import decay_groups, optimizer_of, set_learning_rate
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import autocast, resolve_precision
-from tico_ssl.runtime.errors import UserError
-from tico_ssl.runtime.files import write_atomically
-from tico_ssl.runtime.json_lines import append_json_line, read_json_lines
-from tico_ssl.runtime.progress import bar, say
+from tico_ssl.runtime.progress import say
 from tico_ssl.runtime.randomness import derived_seed
-from tico_ssl.training.checkpoint import Interrupted, StopRequest, load_checkpoint, save_checkpoint
-
-QUIET_LINES = 20  # of progress in a whole training when there is no terminal
+from tico_ssl.training import loop
+from tico_ssl.training.checkpoint import Position, restore, save_checkpoint
+from tico_ssl.training.clock import Clock
+from tico_ssl.training.display import Display
+from tico_ssl.training.journal import Journal, check_finite, mean_values
+from tico_ssl.training.loop import Course, Hooks, parallel
+from tico_ssl.training.step import Outcome
 
 
 @dataclass(frozen=True)
@@ -62,43 +60,83 @@ class Job:
 
 def train(job: Job, backbone: Backbone) -> Numbers:
     """Train a detector on a backbone, or go on where its checkpoint is, and return its scores at the end."""
-    settings, device = job.settings, job.device
+    settings = job.settings
     detector = make_detector(job, backbone)
     optimizer = make_optimizer(detector, settings)
-    start, seconds = 0, 0.0
-    if job.checkpoint_file.is_file():
-        state = load_checkpoint(job.checkpoint_file, detector, optimizer, device)
-        start, seconds = state["step"], state["seconds"]
-    channels = backbone.config.channels
-    feed = TrainingSamples(job.splits.train.pictures, Maker(channels, settings.longest, job.masks), settings)
-    journal = Journal(job, start, seconds)
-    if start == 0:
-        with journal.pause():
-            journal.scored(0, measure(job, detector, feed, 0))
-    model = DistributedDataParallel(detector, broadcast_buffers=False) if distributed.active() else detector
+    begin = restore(job.checkpoint_file, detector, optimizer, job.device)
+    maker = Maker(backbone.config.channels, settings.longest, job.masks)
+    feed = TrainingSamples(job.splits.train.pictures, maker, settings)
+    moments = _Moments(job, detector, optimizer, feed, begin)
+    if begin.step == 0 or not moments.scores:
+        with moments.clock.pause():
+            moments.score(begin.step)
     detector.train()
-    with closing(feed.iterate(start, settings.iterations, device)) as batches, journal.shown(), StopRequest() as stop:
-        for step, batch in enumerate(batches, start):
-            torch.manual_seed(derived_seed(settings.seed, "network", step, distributed.rank()))
-            losses = make_step(model, optimizer, batch, settings.lr_at(step), device, job.precision)
-            done = step + 1
-            journal.advance(done)
-            at_log_step = done % settings.log_every == 0 or done == settings.iterations
-            if at_log_step:
-                journal.losses(done, losses, settings.lr_at(step))
-            if done == settings.iterations or (settings.score_every and done % settings.score_every == 0):
-                with journal.pause():
-                    journal.scored(done, measure(job, detector, feed, done))
-                detector.train()
-            stopping = stop.agreed(at_log_step) and done < settings.iterations
-            # Last, so that a checkpoint never runs ahead of the metrics.
-            if stopping or done % settings.checkpoint_every == 0 or done == settings.iterations:
-                if distributed.is_main() and bool(losses["loss"].isfinite()):
-                    save_checkpoint(job.checkpoint_file, done, detector, optimizer, journal.seconds)
-                distributed.barrier()
-            if stopping:
-                raise Interrupted(f"stopped after iteration {done} of {settings.iterations}; the same command goes on")
-    return journal.final_scores()
+    course = Course(begin.step, settings.iterations, settings.seed, job.name, "; the same command goes on")
+    batches = feed.iterate(begin.step, settings.iterations, job.device)
+    loop.train(course, batches, moments.hooks(parallel(detector)), moments.clock, moments.display)
+    return moments.scores
+
+
+class _Moments:
+    """What the training of a detector does at its moments. `scores` are the latest ones."""
+
+    def __init__(
+        self, job: Job, detector: Detector, optimizer: Optimizer, feed: TrainingSamples, begin: Position
+    ) -> None:
+        self.job, self.detector, self.optimizer, self.feed = job, detector, optimizer, feed
+        self.settings, self.steps = job.settings, job.settings.iterations
+        self.clock, self.display = Clock(*begin), Display(job.name, self.steps, begin.step)
+        self.journal = Journal(job.metrics_file, begin.step)
+        self.scores = Numbers()
+        for line in self.journal.kept:
+            self.scores = {name: value for name, value in line.items() if "_ap" in name} or self.scores
+
+    def hooks(self, model: nn.Module) -> Hooks[Batch]:
+        return Hooks(
+            make_step=partial(self.make_step, model),
+            log_due=self.log_due,
+            log=self.log,
+            save_due=self.save_due,
+            save=self.save,
+            between=self.between,
+        )
+
+    def make_step(self, model: nn.Module, step: int, batch: Batch) -> Outcome:
+        set_learning_rate(self.optimizer, self.settings.lr_at(step))
+        return make_step(model, self.optimizer, batch, self.job.device, self.job.precision)
+
+    def log_due(self, done: int) -> bool:
+        return done % self.settings.log_every == 0 or done == self.steps
+
+    def log(self, done: int, outcome: Outcome) -> None:
+        values = mean_values(outcome.output)
+        check_finite(values["loss"], done, "lower lr or lengthen warmup_iterations", self.job.name)
+        steps, spent = self.clock.lap(done)
+        speed = steps * self.settings.batch_size / spent
+        clock = {"lr": self.settings.lr_at(done - 1), "images_per_second": speed, "seconds": self.clock.seconds}
+        self.journal.write({"step": done, **values, **clock})
+        status = f"loss {values['loss']:.3f}  {speed:,.1f} images/s"
+        self.display.status(status)
+        if self.display.line_due(done):
+            say(f"{self.job.name}  iteration {done}/{self.steps}  {status}")
+
+    def between(self, done: int) -> None:
+        if done == self.steps or (self.settings.score_every and done % self.settings.score_every == 0):
+            self.score(done)
+            self.detector.train()
+
+    def score(self, done: int) -> None:
+        """Write down and say the scores after so many iterations."""
+        self.scores = measure(self.job, self.detector, self.feed, done)
+        self.journal.write({"step": done, **self.scores, "seconds": self.clock.seconds})
+        text = "  ".join(f"{name} {value:.1f}" for name, value in self.scores.items())
+        say(f"{self.job.name}  after {done} iterations: {text}")
+
+    def save_due(self, done: int) -> bool:
+        return done % self.settings.checkpoint_every == 0 or done == self.steps
+
+    def save(self, done: int) -> None:
+        save_checkpoint(self.job.checkpoint_file, done, self.detector, self.optimizer, self.clock.seconds)
 
 
 def make_detector(job: Job, backbone: Backbone) -> Detector:
@@ -108,41 +146,28 @@ def make_detector(job: Job, backbone: Backbone) -> Detector:
         detector = build_detector(backbone, len(job.splits.train.classes), job.settings, job.masks)
     if job.device.type == "cuda":
         detector = detector.to(memory_format=torch.channels_last)
-    shared: Any = share_statistics(detector.to(job.device))
-    return shared
+    return share_statistics(detector.to(job.device))
 
 
-def make_optimizer(detector: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+def make_optimizer(detector: nn.Module, settings: Settings) -> Optimizer:
     """SGD with momentum, or AdamW; normalisation layers have no decay, biases do."""
     norms = {id(p) for m in detector.modules() if isinstance(m, _BatchNorm) for p in m.parameters()}
-    groups = [
-        {"params": [p for p in detector.parameters() if id(p) not in norms], "weight_decay": settings.weight_decay},
-        {"params": [p for p in detector.parameters() if id(p) in norms], "weight_decay": 0.0},
-    ]
-    form: Any = {"fused": True} if next(detector.parameters()).is_cuda else {"foreach": True}
-    if settings.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=settings.lr, **form)
-    return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, **form)
+    groups = decay_groups(detector.parameters(), settings.weight_decay, is_plain=lambda p: id(p) in norms)
+    momentum = {"momentum": settings.momentum} if settings.optimizer == "sgd" else {}
+    return optimizer_of(settings.optimizer, groups, settings.lr, **momentum)
 
 
 def make_step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Batch,
-    lr: float,
-    device: torch.device,
-    precision: torch.dtype,
-) -> dict[str, Tensor]:
-    """One step; returns the losses."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
+    model: nn.Module, optimizer: Optimizer, batch: Batch, device: torch.device, precision: torch.dtype
+) -> Outcome:
+    """One step: the sum of a detector's losses."""
     with autocast(device, precision):
         losses: dict[str, Tensor] = model(batch)
     total = torch.stack([value.float() for value in losses.values()]).sum()
     optimizer.zero_grad(set_to_none=True)
     total.backward()
     optimizer.step()
-    return {"loss": total.detach()} | {name: value.detach() for name, value in losses.items()}
+    return Outcome(StepOutput(total.detach(), {name: value.detach() for name, value in losses.items()}))
 
 
 class _Normalised(nn.Module):
@@ -180,82 +205,3 @@ def measure(job: Job, detector: Detector, feed: TrainingSamples, step: int) -> N
                 save_sheet(job.folder / f"{prefix}predictions.png", shown.pictures, found, shown.classes)
     shared: Numbers = distributed.everyone(numbers)[0]
     return shared
-
-
-class Journal:
-    """Writes metrics.jsonl and shows how training goes; the main process writes, the others keep silent."""
-
-    def __init__(self, job: Job, start: int, seconds: float) -> None:
-        self.job, self.before, self.begun = job, seconds, time.perf_counter()
-        self.last = (start, self.begun)
-        self.paused = 0.0
-        self.lines = [line for line in read_json_lines(job.metrics_file) if line["step"] <= start]
-        distributed.barrier()  # all have read before one writes
-        if distributed.is_main():
-            job.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(job.metrics_file, "".join(json.dumps(line) + "\n" for line in self.lines))
-        self.bar = bar(TextColumn("{task.fields[status]}"))
-        self.task = self.bar.add_task(job.name, total=job.settings.iterations, completed=start, status="")
-
-    @property
-    def seconds(self) -> float:
-        """Spent on this training, interruptions left out."""
-        return self.before + time.perf_counter() - self.begun
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        """With the bar on the terminal."""
-        with self.bar:
-            yield
-
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Time that is left out of images per second."""
-        before = time.perf_counter()
-        yield
-        self.paused += time.perf_counter() - before
-
-    def advance(self, step: int) -> None:
-        """Move the bar."""
-        self.bar.update(self.task, completed=step)
-
-    def losses(self, step: int, losses: dict[str, Tensor], lr: float) -> None:
-        """The losses of a step, of all processes together. The only place of the loop that waits for the device."""
-        means = distributed.all_mean(torch.stack([value.float() for value in losses.values()])).tolist()
-        values = dict(zip(losses, means))
-        now = time.perf_counter()
-        images = (step - self.last[0]) * self.job.settings.batch_size
-        speed = images / max(1e-9, now - self.last[1] - self.paused)
-        self.last, self.paused = (step, now), 0.0
-        if not math.isfinite(values["loss"]):
-            raise UserError(
-                f"{self.job.name}: the loss became {values['loss']} at or before iteration {step}: "
-                "lower lr or lengthen warmup_iterations"
-            )
-        self._write({"step": step, **values, "lr": lr, "images_per_second": speed, "seconds": self.seconds})
-        status = f"loss {values['loss']:.3f}  {speed:,.1f} images/s"
-        self.bar.update(self.task, status=status)
-        every = self.job.settings.log_every * max(
-            1, self.job.settings.iterations // self.job.settings.log_every // QUIET_LINES
-        )
-        if self.bar.disable and (step % every == 0 or step == self.job.settings.iterations):
-            say(f"{self.job.name}  iteration {step}/{self.job.settings.iterations}  {status}")
-
-    def scored(self, step: int, numbers: Numbers) -> None:
-        """The scores after so many iterations."""
-        self._write({"step": step, **numbers, "seconds": self.seconds})
-        text = "  ".join(f"{name} {value:.1f}" for name, value in numbers.items())
-        say(f"{self.job.name}  after {step} iterations: {text}")
-
-    def final_scores(self) -> Numbers:
-        """Those after the last iteration."""
-        return next(
-            {name: value for name, value in line.items() if "_ap" in name}
-            for line in reversed(self.lines)
-            if line["step"] == self.job.settings.iterations and any("_ap" in name for name in line)
-        )
-
-    def _write(self, line: dict[str, Any]) -> None:
-        self.lines.append(line)
-        if distributed.is_main():
-            append_json_line(self.job.metrics_file, line)

@@ -1,0 +1,41 @@
+"""How far a training is, for people: a bar on a terminal, a few lines elsewhere."""
+
+from types import TracebackType
+
+from rich.progress import TextColumn
+
+from tico_ssl.runtime.progress import bar
+
+
+class Display:
+    """The progress of one training; without a terminal, at most so many lines are due in all."""
+
+    def __init__(self, name: str, steps: int, start: int, lines: int = 20) -> None:
+        self.steps, self.lines, self._shown = steps, lines, lines * start // max(1, steps)
+        self._bar = bar(TextColumn("{task.fields[status]}"))
+        self._task = self._bar.add_task(name, total=steps, completed=start, status="")
+
+    def __enter__(self) -> "Display":
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def advance(self, done: int) -> None:
+        """So many steps are done."""
+        self._bar.update(self._task, completed=done)
+
+    def status(self, text: str) -> None:
+        """What stands beside the bar."""
+        self._bar.update(self._task, status=text)
+
+    def line_due(self, done: int) -> bool:
+        """Whether, without a bar, a line should now say how far it is; asked once for each line."""
+        due = self.lines * done // self.steps
+        if not self._bar.disable or due == self._shown:
+            return False
+        self._shown = due
+        return True
