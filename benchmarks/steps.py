@@ -5,7 +5,6 @@ import argparse
 import gc
 import json
 import statistics
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from tico_ssl.bench.timing import time_in_turn
 from tico_ssl.config.recipe import Recipe, load_recipe, parse_override
 from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.results.run_folder import environment
+from tico_ssl.runtime import fallbacks
 from tico_ssl.runtime.device import choose_device, resolve_precision
 from tico_ssl.training.pretrain import build_method
 from tico_ssl.training.step import WARM_UP, Step
@@ -62,7 +62,7 @@ def timed(recipe: Recipe[Any], forms: Mapping[str, Form], seconds: float) -> Ite
         try:
             step = _warm(subject, form)
             works[name], execution = partial(step, subject.portion, LR, PROGRESS), step.execution
-        except (RuntimeError, UserWarning) as error:
+        except RuntimeError as error:
             yield {"form": name, "error": str(error).strip().splitlines()[0][:200]}
     for name, laps in time_in_turn(works, seconds, device).items():
         low, middle, high = (1000 * quartile for quartile in statistics.quantiles(laps, n=4))
@@ -96,8 +96,9 @@ def _warm(subject: Subject, form: Form) -> Step:
         "auto",
         overlap=form.overlap,
     )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="the step is not")
-        for _ in range(WARM_UP + 1):
-            step(subject.portion, LR, PROGRESS)
+    fallbacks.drain()
+    for _ in range(WARM_UP + 1):
+        step(subject.portion, LR, PROGRESS)
+    for what, reason in fallbacks.drain().items():
+        raise RuntimeError(fallbacks.sentence(what, reason))
     return step
