@@ -19,7 +19,7 @@ from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.batch_norm import share_statistics
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
-from tico_ssl.training.pretrain import pretrain
+from tico_ssl.training.start import pretrain
 
 MODULES = {"simclr": simclr, "barlow-twins": barlow_twins, "vicreg": vicreg, "simsiam": simsiam}
 SHAPES = [(2, 3), (5, 4), (8, 6), (3, 9)]
@@ -344,11 +344,11 @@ def _wide(backbone: nn.Module) -> nn.Module:
     [
         ("simclr", "lars", 4.8, 0, 1e-6, 4096, 1000),
         ("moco", "sgd", 0.03, 0, 1e-4, 256, 200),
-        ("moco_v2", "sgd", 0.03, 0, 1e-4, 256, 800),
+        ("moco-v2", "sgd", 0.03, 0, 1e-4, 256, 800),
         ("pirl", "sgd", 0.12, 1.2e-4, 1e-4, 1024, 800),
         ("simsiam", "sgd", 0.05, 0, 1e-4, 256, 800),
         ("swav", "lars", 4.8, 0.0048, 1e-6, 4096, 800),
-        ("barlow_twins", "lars", 1.6, 0.0016, 1e-6, 2048, 1000),
+        ("barlow-twins", "lars", 1.6, 0.0016, 1e-6, 2048, 1000),
         ("byol", "lars", 3.2, 0, 1.5e-6, 4096, 1000),
         ("vicreg", "lars", 1.6, 0.0016, 1e-6, 2048, 1000),
         ("tico", "lars", 3.2, 0.032, 1.5e-6, 4096, 1000),

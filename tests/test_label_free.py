@@ -13,8 +13,9 @@ from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 from tico_ssl import evaluate
 from tico_ssl.evaluations import alpha_req, clustering, spectrum
 from tico_ssl.evaluations._context import open_context
-from tico_ssl.evaluations._representation.augmented import ViewSettings, views_of_images
+from tico_ssl.evaluations._representation.augmented import views_of_images
 from tico_ssl.evaluations._representation.projectors import embeddings
+from tico_ssl.evaluations._representation.settings import ViewSettings
 from tico_ssl.evaluations._representation.spectra import (
     eigenvalues,
     entropy_rank,

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from tico_ssl.config.sections import IMAGENET_MEAN, IMAGENET_STD, BackboneConfig
 from tico_ssl.networks import weight_standardisation
 from tico_ssl.networks.backbones import LIBRARIES, Backbone, build_backbone, catalogue
-from tico_ssl.networks.storage import backbone_file, load_backbone, plain_state, save_backbone
+from tico_ssl.networks.storage import load_backbone, plain_state, save_backbone
+from tico_ssl.results.run_folder import backbone_file
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import digest
 

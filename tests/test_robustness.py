@@ -11,7 +11,8 @@ from scipy.stats import poisson
 
 from tico_ssl import evaluate
 from tico_ssl.evaluations import corruptions
-from tico_ssl.evaluations._representation.corruption import SEVERITIES, STRENGTHS, corrupt, strength
+from tico_ssl.evaluations._representation.corruption import corrupt, strength
+from tico_ssl.evaluations._representation.settings import SEVERITIES, STRENGTHS
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime.errors import UserError
 

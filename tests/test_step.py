@@ -16,7 +16,8 @@ from tico_ssl.optim.groups import build_optimizer, load_optimizer
 from tico_ssl.pipeline.loader import Portion
 from tico_ssl.runtime import fallbacks
 from tico_ssl.runtime.errors import UserError
-from tico_ssl.training.pretrain import build_method, pretrain
+from tico_ssl.training.pretrain import build_method
+from tico_ssl.training.start import pretrain
 from tico_ssl.training.step import Step, resolve_execution
 from tico_ssl.views.executor import Views
 

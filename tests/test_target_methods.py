@@ -433,9 +433,9 @@ def test_two_processes_equal_one(tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "changes"),
     [
-        ("cifar10/moco_v2", {"method.queue": 128}),
+        ("cifar10/moco-v2", {"method.queue": 128}),
         ("cifar10/byol", {}),
-        ("cifar10/squared_contrastive", {"method.bank": 64}),
+        ("cifar10/squared-contrastive", {"method.bank": 64}),
         ("imagenet/moco", {"method.queue": 64, "data.mean": [0.5] * 3, "data.std": [0.2] * 3}),
     ],
 )
@@ -448,8 +448,8 @@ def test_a_recipe_trains(recipe, changes, tmp_path, tiny):
 @pytest.mark.parametrize(
     "name",
     [
-        *(f"imagenet/{name}" for name in ("moco", "moco_v2", "byol", "squared_contrastive")),
-        *(f"cifar10/{name}" for name in ("moco_v2", "byol", "squared_contrastive")),
+        *(f"imagenet/{name}" for name in ("moco", "moco-v2", "byol", "squared-contrastive")),
+        *(f"cifar10/{name}" for name in ("moco-v2", "byol", "squared-contrastive")),
     ],
 )
 def test_queues_of_packaged_recipes_suit_their_batches(name):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tico_ssl.networks.storage import load_backbone
     from tico_ssl.optim.lars import LARS
     from tico_ssl.studies import study
-    from tico_ssl.training.pretrain import pretrain
+    from tico_ssl.training.start import pretrain
 
 __all__ = [
     "LARS",
@@ -37,7 +37,7 @@ __getattr__ = lazy.attributes(
         "evaluate": "evaluations._evaluate",
         "export": "exporting._writing",
         "load_backbone": "networks.storage",
-        "pretrain": "training.pretrain",
+        "pretrain": "training.start",
         "study": "studies",
         "tico_loss": "methods.tico",
     },

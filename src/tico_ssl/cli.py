@@ -1,8 +1,9 @@
 """The command line: each verb a thin call of a public function."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -42,22 +43,16 @@ def pretrain(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run if it exists.")] = False,
 ) -> None:
     """Train a backbone. Without arguments: recipe `demo` on drawn textures, minutes on a CPU."""
-    from tico_ssl.config.recipe import parse_override
-    from tico_ssl.runtime import distributed
-    from tico_ssl.runtime.progress import say
-    from tico_ssl.training.checkpoint import Interrupted
-    from tico_ssl.training.pretrain import pretrain as train
+    from tico_ssl.runtime.progress import is_main, say
+    from tico_ssl.training.start import pretrain as train
 
-    recipe, overrides = _split(words or [])
-    overrides_by_key = dict(parse_override(text) for text in overrides)
-    if resume and overwrite:
-        raise UserError("--resume and --overwrite exclude each other")
+    recipe, changes = _split(words or [])
     try:
-        run = train(recipe or "demo", data, out, overrides_by_key, resume, overwrite)
-    except Interrupted as stop:
-        say(str(stop))
+        run = train(recipe or "demo", data, out, changes, resume, overwrite)
+    except KeyboardInterrupt as stop:
+        say(str(stop) or "stopped at once; --resume continues from the last checkpoint")
         raise typer.Exit(130) from stop
-    if not distributed.is_main() or _rank_from_launcher() != 0:
+    if not is_main():
         return
     say(f"\nlook at    {run.folder}/views.png, {run.folder}/metrics.jsonl, tensorboard --logdir {run.folder}")
     say(f"backbone   {run.backbone_file}")
@@ -84,24 +79,23 @@ def evaluate(
         bool, typer.Option("--no-cache", help="Compute everything anew, and keep no features.")
     ] = False,
 ) -> None:
-    """Judge a backbone, beside an untrained one of the same shape. `all`: by every protocol that the data allow."""
-    from tico_ssl.config.recipe import parse_override
-    from tico_ssl.evaluations._evaluate import evaluate_all
-    from tico_ssl.features.subjects import home_of, import_model, is_model_name
+    """Evaluate a backbone, beside an untrained one of the same shape. `all`: by every protocol that the data allow."""
+    from tico_ssl.evaluations._evaluate import evaluate_all, imported
+    from tico_ssl.features.homes import home_of, is_model_name
     from tico_ssl.results.table import print_results
-    from tico_ssl.runtime.progress import say
+    from tico_ssl.runtime.progress import is_main, say
 
     protocols = [word for word in words if "=" not in word]
     if not protocols:
         raise UserError("by which protocol? See `tico list evaluations`")
-    overrides = dict(parse_override(word) for word in words if "=" in word)
+    overrides = _changes(word for word in words if "=" in word)
     try:
-        subject = run if weights is None else str(import_model(run, weights, data))
+        subject = run if weights is None else str(imported(run, weights, data))
         results = evaluate_all(subject, protocols, data, overrides, not no_cache)
     except KeyboardInterrupt as stop:
         say(str(stop) or "stopped; the same command goes on")
         raise typer.Exit(130) from stop
-    if _rank_from_launcher() != 0:
+    if not is_main():
         return
     print_results(results)
     say(f"\nadded to   {home_of(subject)}/results.jsonl")
@@ -153,15 +147,13 @@ def study(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and what is done of them.")] = False,
 ) -> None:
     """Make many runs and compare them in one table. The same command goes on where it was stopped."""
-    from tico_ssl.config.recipe import parse_override
     from tico_ssl.runtime.progress import say
     from tico_ssl.studies import Workshop, jobs, table
     from tico_ssl.studies import study as make
 
-    name, overrides = _split(words)
+    name, changes = _split(words)
     if name is None:
         raise UserError("which study? See `tico list studies`")
-    changes = dict(parse_override(text) for text in overrides)
     if dry_run:
         workshop = Workshop.open(name, data, out, changes)
         workshop.show_plan(jobs(workshop.study, only))
@@ -242,10 +234,8 @@ def bench(
     """Measure how fast training is on this machine, how fast it could be, and where the time goes."""
     from tico_ssl.bench import bench as measure
     from tico_ssl.bench.table import print_report
-    from tico_ssl.config.recipe import parse_override
 
-    recipe, overrides = _split(words or [])
-    changes = dict(parse_override(text) for text in overrides)
+    recipe, changes = _split(words or [])
     print_report(measure(recipe, data, changes, against, seconds, compiled, out, methods))
 
 
@@ -266,12 +256,9 @@ def describe(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]")] = None,
 ) -> None:
     """Print a recipe or a study, every field with its meaning. The output is itself a recipe."""
-    from tico_ssl.config.recipe import load_recipe, parse_override
-    from tico_ssl.config.study import load_study, packaged_studies
-    from tico_ssl.listing import described
+    from tico_ssl.listing import describe as in_words
 
-    load = load_study if recipe in packaged_studies() else load_recipe
-    typer.echo(described(load(recipe, dict(parse_override(text) for text in overrides or []))))
+    typer.echo(in_words(recipe, _changes(overrides or [])))
 
 
 @data_app.command()
@@ -352,15 +339,14 @@ def preview(
     seed: Annotated[int, typer.Option(help="Of the views.")] = 0,
 ) -> None:
     """Draw images and what the networks would see of them, for a person to look at."""
-    from tico_ssl.config.recipe import load_recipe, parse_override
+    from tico_ssl.config.recipe import load_recipe
     from tico_ssl.config.views import shorter_side
     from tico_ssl.data.sources import open_training
     from tico_ssl.pipeline.sheet import preview as draw
     from tico_ssl.runtime.progress import say
     from tico_ssl.views.executor import Views
 
-    changes = dict(parse_override(text) for text in overrides or []) | {"data.source": source}
-    loaded = load_recipe(recipe, changes)
+    loaded = load_recipe(recipe, _changes(overrides or []) | {"data.source": source}, say)
     shorter = shorter_side(loaded.views, loaded.data.image_size)
     opened = open_training(loaded.data, loaded.backbone.channels, shorter)
     views = Views(loaded.views, loaded.data.image_size, loaded.data.mean, loaded.data.std)
@@ -370,18 +356,19 @@ def preview(
     say(f"wrote {out}: originals on top, a row for every view")
 
 
-def _split(words: list[str]) -> tuple[str | None, list[str]]:
-    """The recipe, which has no '=' in it, and the overrides."""
+def _split(words: list[str]) -> tuple[str | None, dict[str, Any]]:
+    """The recipe, which has no '=' in it, and the changes."""
     names = [word for word in words if "=" not in word]
     if len(names) > 1:
         raise UserError(f"one recipe is enough, got {', '.join(names)}; changes are written key=value")
-    return (names[0] if names else None), [word for word in words if "=" in word]
+    return (names[0] if names else None), _changes(word for word in words if "=" in word)
 
 
-def _rank_from_launcher() -> int:
-    import os
+def _changes(words: Iterable[str]) -> dict[str, Any]:
+    """Settings by key, the later of two for the same key."""
+    from tico_ssl.config.recipe import parse_override
 
-    return int(os.environ.get("RANK", "0"))
+    return dict(parse_override(word) for word in words)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """The catalogues and recipes in words, for `tico list` and `tico describe`."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tico_ssl.config import catalogue
@@ -10,7 +10,6 @@ from tico_ssl.config.section import Section
 from tico_ssl.config.study import load_study, packaged_studies
 from tico_ssl.config.views import packaged_policies, policy_summary
 from tico_ssl.data import formats
-from tico_ssl.networks import backbones
 from tico_ssl.runtime.errors import UserError, suggestion
 from tico_ssl.runtime.progress import console
 
@@ -22,6 +21,8 @@ def _modules(kind: str) -> Entries:
 
 
 def _backbones() -> Entries:
+    from tico_ssl.networks import backbones  # the only list that needs the libraries behind it
+
     return [(name, "") for library in sorted(backbones.LIBRARIES) for name in backbones.catalogue(library)]
 
 
@@ -62,6 +63,15 @@ def print_catalogue(what: str, search: str = "") -> None:
         width = max((len(name) for name, _ in entries), default=0)
         for name, text in entries:
             console.print(f"  {name:<{width}}  {text}".rstrip(), markup=False)
+
+
+def describe(name: str, changes: Mapping[str, Any]) -> str:
+    """A recipe or a study with changes, in words; what was dropped on the way is a comment above it."""
+    if name in packaged_studies():
+        return described(load_study(name, changes))
+    notes: list[str] = []
+    recipe = load_recipe(name, changes, notes.append)
+    return "\n".join([*(f"# {note}" for note in notes), described(recipe)])
 
 
 def described(recipe: Section) -> str:

@@ -37,6 +37,11 @@ def entries(kind: str) -> list[str]:
     return sorted(file.stem.replace("_", "-") for file in files if not file.stem.startswith("_"))
 
 
+def require(kind: str, name: str) -> None:
+    """Refuse a name that no entry has. One elsewhere is believed until it is loaded."""
+    _module_name(kind, name)
+
+
 def load(kind: str, name: str) -> ModuleType:
     """The module behind a name."""
     module_name = _module_name(kind, name)

@@ -1,11 +1,12 @@
 """Recipes: everything that decides a run, in one typed tree.
 
 A recipe is a packaged name (`cifar10/tico`), a YAML file, or a mapping. `base:` names another recipe to start from;
-overrides (`training.epochs=5`, `views.*.blur=0`) come last. However it was given, the same values make the same run.
+overrides (`training.epochs=5`, `views.*.blur=0`, `method=simclr`) come last. However it was given, the same values make
+the same run. Another method than that of the recipe below it begins with its own defaults.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -20,6 +21,9 @@ from tico_ssl.config.views import ViewPolicy, named_policy
 from tico_ssl.runtime.errors import UserError, suggestion
 
 M = TypeVar("M", bound=MethodConfig)
+Tell = Callable[[str], object]  # who is told what a person would not expect
+
+METHOD = "tico"  # of a recipe that names none
 
 
 class Recipe(Section, Generic[M]):
@@ -60,17 +64,22 @@ class Recipe(Section, Generic[M]):
         return self
 
 
-def load_recipe(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Recipe[Any]:
-    """The recipe behind a name, a file or a mapping, with overrides, checked."""
-    values, where = _raw(source)
-    for key, value in (overrides or {}).items():
+def load_recipe(
+    source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None, tell: Tell = lambda line: None
+) -> Recipe[Any]:
+    """The recipe behind a name, a file or a mapping, with overrides, checked. `tell` gets a line about settings that
+    are dropped since the method is another one."""
+    values, where = _raw(source, tell)
+    changes = {_full_key(key, value): value for key, value in (overrides or {}).items()}
+    values = _with_method(values, changes.get("method.name"), tell)
+    for key, value in changes.items():
         values = _overridden(values, key.split("."), value, key)
     if isinstance(values.get("views"), str):
         values["views"] = named_policy(values["views"])
     method = values.get("method", {})
     if not isinstance(method, dict) or not isinstance(method.get("name", ""), str):
         raise UserError(f"{where}: 'method' must be a mapping with a name")
-    kind = catalogue.declaration("methods", method.get("name", "tico"), "Config")
+    kind = catalogue.declaration("methods", method.get("name", METHOD), "Config")
     return validate(Recipe[kind], values | {"method": method}, where)  # type: ignore[valid-type]
 
 
@@ -116,7 +125,7 @@ def parse_yaml(text: str, where: str) -> Any:
         raise UserError(f"{where}: not valid YAML{place}: {getattr(error, 'problem', error)}") from error
 
 
-def _raw(source: str | Path | Mapping[str, Any], above: tuple[str, ...] = ()) -> tuple[dict[str, Any], str]:
+def _raw(source: str | Path | Mapping[str, Any], tell: Tell, above: tuple[str, ...] = ()) -> tuple[dict[str, Any], str]:
     """The values of a recipe with those of its base below them."""
     if isinstance(source, Mapping):
         values, where = _deep_copy(dict(source)), "recipe"
@@ -128,7 +137,13 @@ def _raw(source: str | Path | Mapping[str, Any], above: tuple[str, ...] = ()) ->
     base = values.pop("base", None)
     if str(base) in above:
         raise UserError(f"{where}: its base leads back to itself ({' -> '.join((*above, str(base)))})")
-    return (_merged(_raw(base, (*above, str(base)))[0], values) if base else values), where
+    if not base:
+        return values, where
+    method = values.get("method")
+    below = _with_method(
+        _raw(base, tell, (*above, str(base)))[0], method.get("name") if isinstance(method, dict) else None, tell
+    )
+    return _merged(below, values), where
 
 
 def _text(name: str) -> tuple[str, str]:
@@ -140,9 +155,26 @@ def _text(name: str) -> tuple[str, str]:
             return path.read_text(encoding="utf-8"), name
         except UnicodeDecodeError as error:
             raise UserError(f"{name}: not a text in UTF-8 ({error})") from error
-    if name not in packaged_recipes():
+    known = name.replace("_", "-")  # as some names were written once
+    if known not in packaged_recipes():
         raise UserError(f"no recipe is called '{name}'{suggestion(name, packaged_recipes())}")
-    return (resources.files("tico_ssl") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8"), f"recipe {name}"
+    return (resources.files("tico_ssl") / "recipes" / f"{known}.yaml").read_text(encoding="utf-8"), f"recipe {known}"
+
+
+def _full_key(key: str, value: Any) -> str:
+    """`method=simclr` is short for `method.name=simclr`."""
+    return "method.name" if key == "method" and isinstance(value, str) else key
+
+
+def _with_method(values: dict[str, Any], name: Any, tell: Tell) -> dict[str, Any]:
+    """The values for a method of this name: one that is not theirs begins with nothing but its defaults."""
+    given = values.get("method", {})
+    if not isinstance(name, str) or not isinstance(given, dict) or name == (old := given.get("name", METHOD)):
+        return values
+    dropped = [key for key in given if key != "name"]
+    if dropped:
+        tell(f"method {name} begins with its own defaults: {', '.join(dropped)} of {old} are dropped")
+    return values | {"method": {"name": name}}
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ class DataConfig(Section):
     """A folder of images (with or without class folders, with or without train/ and test/; ImageNet, Tiny-ImageNet,
     Places-205, iNaturalist 2018 and VOC2007 as they are handed out), several of them, a text file of paths, a packed,
     .npz, .npy, .tar or .parquet file, or a name: textures, cifar10, cifar100, stl10, ... `FORMAT:` before a place says
-    how to read it, also by a module of your own: my_lab.formats.dicom:scans/"""
+    how to read it, also by a module of your own: my_lab.formats.dicom:scans/. Empty: --data says it."""
     root: str = "data"
     """Where data sets that are given by name lie on disk."""
     download: bool = False
@@ -39,6 +39,9 @@ class DataConfig(Section):
 
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+BACKBONE_LIBRARIES = ("torchvision", "timm", "tico")
 
 
 class BackboneConfig(Section):

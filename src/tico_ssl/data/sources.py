@@ -1,21 +1,12 @@
 """Where the images of a recipe come from: every format of data behind one function."""
 
-import os
-from collections.abc import Sequence
-from typing import Any
-
-from torch.utils.data import Dataset
-
 from tico_ssl.config import catalogue
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data import formats
 from tico_ssl.data.decoding import Reading
-from tico_ssl.data.formats.dataset import hand_over
 from tico_ssl.data.names import SUFFIXES
 from tico_ssl.data.source import Source, Split, joined
 from tico_ssl.runtime.errors import UserError
-
-Given = str | os.PathLike[str] | Sequence[str] | Dataset[Any]
 
 
 def open_source(
@@ -43,17 +34,6 @@ def open_training(config: DataConfig, channels: int = 3, shorter: int | None = N
     if source is None:
         raise UserError(f"{shown(config)}: no training images")
     return source
-
-
-def as_source(data: Given) -> str | list[str]:
-    """What a caller names, as a recipe writes it: one place, or several. A data set from Python gets a name, by which
-    this process finds it again."""
-    if isinstance(data, str | os.PathLike):
-        return os.fspath(data)
-    if isinstance(data, Dataset):
-        return hand_over(data)
-    places = [os.fspath(place) for place in data]
-    return places[0] if len(places) == 1 else places
 
 
 def shown(config: DataConfig) -> str:

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from tico_ssl.config.section import Section
+from tico_ssl.data.given import Given
 from tico_ssl.data.source import Source
-from tico_ssl.data.sources import Given, open_source, open_training, shown
+from tico_ssl.data.sources import open_source, open_training, shown
 from tico_ssl.features.cache import FeatureCache
 from tico_ssl.features.extraction import needed_side, pixels
 from tico_ssl.features.frozen import Features, frozen_features

@@ -1,4 +1,4 @@
-"""Evaluate a backbone by one protocol or many."""
+"""Evaluate a backbone by one protocol or many. Mistakes are refused before torch is imported."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -7,14 +7,11 @@ from typing import Any
 
 from tico_ssl.config import catalogue
 from tico_ssl.config.section import validate
-from tico_ssl.data.sources import Given, as_source
-from tico_ssl.evaluations._context import open_context
-from tico_ssl.features.subjects import home_of, import_model
+from tico_ssl.data.given import Given, in_words
+from tico_ssl.features.homes import home_of, require_subject
 from tico_ssl.results.metrics import declared
 from tico_ssl.results.record import Result
 from tico_ssl.results.run_folder import Run
-from tico_ssl.runtime import distributed
-from tico_ssl.runtime.device import choose_device
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.json_lines import append_json_line
 from tico_ssl.runtime.progress import say
@@ -30,9 +27,16 @@ def evaluate(
     weights: str | Path | None = None,
     cache: bool = True,
 ) -> Result:
-    """Judge a run, a backbone file or a model by name by a protocol; the result is also added to its results.jsonl."""
-    subject = run if weights is None else import_model(run, weights, data)
+    """Evaluate a run, a backbone file or a model by name with a protocol, and add the result to its results.jsonl."""
+    subject = run if weights is None else imported(run, weights, data)
     return evaluate_all(subject, [protocol], data, overrides, cache)[0]
+
+
+def imported(name: str | Path, weights: str | Path, data: Given | None) -> Path:
+    """A model with weights from elsewhere, written as a backbone file."""
+    from tico_ssl.features.subjects import import_model
+
+    return import_model(name, weights, data)
 
 
 def evaluate_all(
@@ -49,12 +53,20 @@ def evaluate_all(
     chosen = catalogue.entries("evaluations") if everything else list(protocols)
     given = overrides_by_protocol(chosen, overrides or {})
     for protocol in chosen:  # a misspelt name or key is said before the work begins
-        _config(protocol, given[protocol])
+        kind = catalogue.declaration("evaluations", protocol, "Config")
+        validate(kind, given[protocol], f"evaluation {protocol}")
         declared(protocol)
-    with distributed.session(choose_device()):  # one for all of them: processes do not meet twice under one launcher
+    require_subject(run, data)
+
+    from tico_ssl.runtime import distributed
+    from tico_ssl.runtime.device import choose_device, tune_process
+
+    device = choose_device()
+    tune_process(device)
+    with distributed.session(device):  # one for all of them: processes do not meet twice under one launcher
         results = list(_results(run, chosen, data, given, cache, everything))
     if not results:
-        raise UserError(f"{shown_data(data)}: there is no protocol that these data allow")
+        raise UserError(f"{in_words(data)}: there is no protocol that these data allow")
     return results
 
 
@@ -67,6 +79,8 @@ def _results(
     lenient: bool,
 ) -> Iterator[Result]:
     """One protocol after the other; a lenient evaluation goes on after one that the data do not allow."""
+    from tico_ssl.evaluations._context import open_context
+
     contexts: dict[Callable[..., Any], Any] = {}
     for protocol in protocols:
         module = catalogue.load("evaluations", protocol)
@@ -99,19 +113,16 @@ def overrides_by_protocol(protocols: Sequence[str], overrides: Mapping[str, Any]
     return given
 
 
-def shown_data(data: Given | None) -> str:
-    """What was given as data, in a line."""
-    named = None if data is None else as_source(data)
-    return "the run's data" if named is None else named if isinstance(named, str) else " + ".join(named)
-
-
 def evaluate_with(context: Any, run: str | Path, protocol: str, overrides: Mapping[str, Any] | None = None) -> Result:
     """By one protocol, with a context at hand. Several processes make one result."""
-    config = _config(protocol, overrides)
+    from tico_ssl.runtime import distributed
+
+    module = catalogue.load("evaluations", protocol)
+    config = validate(module.Config, dict(overrides or {}), f"evaluation {protocol}")
     with distributed.session(context.device):
         if hasattr(context, "protocol"):
             context.protocol = protocol
-        result: Result = replace(catalogue.load("evaluations", protocol).run(context, config), protocol=protocol)
+        result: Result = replace(module.run(context, config), protocol=protocol)
         if distributed.is_main():
             _keep(result, home_of(run))
     return result
@@ -124,8 +135,3 @@ def _keep(result: Result, home: Path) -> None:
         append_json_line(Run(home).results_file, asdict(result))
     except OSError as error:
         say(f"the result of {result.protocol} is not kept: {error}")
-
-
-def _config(protocol: str, overrides: Mapping[str, Any] | None) -> Any:
-    module = catalogue.load("evaluations", protocol)
-    return validate(module.Config, dict(overrides or {}), f"evaluation {protocol}")

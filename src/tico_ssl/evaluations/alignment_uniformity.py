@@ -7,8 +7,9 @@ from pydantic import Field
 from torch import Tensor
 
 from tico_ssl.evaluations._context import Context
-from tico_ssl.evaluations._representation.augmented import ViewSettings, views_of_images
+from tico_ssl.evaluations._representation.augmented import views_of_images
 from tico_ssl.evaluations._representation.projectors import embeddings
+from tico_ssl.evaluations._representation.settings import ViewSettings
 from tico_ssl.evaluations._representation.sphere import alignment, uniformity
 from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result

@@ -15,7 +15,8 @@ from torch import Tensor
 from tico_ssl.config.section import Section
 from tico_ssl.evaluations._classification.settings import Positive, Rate
 from tico_ssl.evaluations._context import Context
-from tico_ssl.evaluations._representation.corruption import SEVERITIES, STRENGTHS, corrupt, strength
+from tico_ssl.evaluations._representation.corruption import corrupt, strength
+from tico_ssl.evaluations._representation.settings import SEVERITIES, STRENGTHS
 from tico_ssl.features.extraction import raw_batches
 from tico_ssl.features.knn import knn_predictions
 from tico_ssl.features.regression import fit_linear

@@ -6,8 +6,9 @@ from typing import Annotated
 from pydantic import Field
 
 from tico_ssl.evaluations._context import Context
-from tico_ssl.evaluations._representation.augmented import ViewSettings, views_of_images
+from tico_ssl.evaluations._representation.augmented import views_of_images
 from tico_ssl.evaluations._representation.projectors import embeddings
+from tico_ssl.evaluations._representation.settings import ViewSettings
 from tico_ssl.evaluations._representation.spectra import lidar
 from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result

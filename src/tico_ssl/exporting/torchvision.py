@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tico_ssl.exporting._writing import write_state_dict
+from tico_ssl.exporting._state_dict import write_state_dict
 from tico_ssl.networks.backbones import Backbone, torchvision_arguments
 
 

@@ -1,17 +1,15 @@
-"""The features of images as a table: .npz, .csv or .parquet."""
+"""The features of images as a table: .npz, .csv or .parquet. Mistakes are refused before torch is imported."""
 
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from tico_ssl.data.names import printable
-from tico_ssl.data.sources import Given, open_training
-from tico_ssl.features.extraction import extract, needed_side
-from tico_ssl.features.subjects import data_config
-from tico_ssl.networks.storage import load_backbone
-from tico_ssl.runtime.device import choose_device
+from tico_ssl.data.given import Given
+from tico_ssl.features.homes import require_backbone
 from tico_ssl.runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def embed(run: str | Path, data: Given | None = None, out: str | Path = "features.npz") -> Path:
@@ -19,10 +17,23 @@ def embed(run: str | Path, data: Given | None = None, out: str | Path = "feature
     out = Path(out).expanduser()
     if out.suffix not in WRITERS:
         raise UserError(f"{out}: features are written as {', '.join(sorted(WRITERS))}")
+    if out.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise UserError(f"{out}: parquet needs pyarrow: pip install 'tico-ssl[parquet]'")
+    require_backbone(run, data)
+
+    from tico_ssl.data.names import printable
+    from tico_ssl.data.sources import open_training
+    from tico_ssl.features.extraction import extract, needed_side
+    from tico_ssl.features.subjects import data_config
+    from tico_ssl.networks.storage import load_backbone
+    from tico_ssl.runtime.device import choose_device, tune_process
+
+    device = choose_device()
+    tune_process(device)
     backbone = load_backbone(run)
     config = data_config(run, data)
     source = open_training(config, backbone.config.channels, needed_side(backbone))
-    features, places = extract(backbone, source, choose_device(), label="embedding")
+    features, places = extract(backbone, source, device, label="embedding")
     out.parent.mkdir(parents=True, exist_ok=True)
     labels = None if source.labels is None else source.labels[places].numpy()
     names = [printable(source.names(i)) for i in places.tolist()]
@@ -34,9 +45,9 @@ class Table(NamedTuple):
     """What is written: one row an image. Labels are one an image (N), several (N, classes), or absent."""
 
     names: list[str]
-    labels: np.ndarray | None
+    labels: "NDArray[Any] | None"
     classes: tuple[str, ...]
-    features: np.ndarray
+    features: "NDArray[Any]"
 
     def columns(self) -> dict[str, Any]:
         """By name, each a list or an array."""
@@ -50,6 +61,8 @@ class Table(NamedTuple):
 
 
 def _write_npz(out: Path, table: Table) -> None:
+    import numpy as np
+
     arrays: dict[str, Any] = {"names": np.array(table.names), "features": table.features}
     np.savez_compressed(out, **arrays if table.labels is None else arrays | {"labels": table.labels})
 
@@ -65,11 +78,9 @@ def _write_csv(out: Path, table: Table) -> None:
 
 
 def _write_parquet(out: Path, table: Table) -> None:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise UserError(f"{out}: parquet needs pyarrow: pip install 'tico-ssl[parquet]'") from error
+    import pyarrow
+    import pyarrow.parquet
+
     pyarrow.parquet.write_table(pyarrow.table(table.columns()), out)
 
 

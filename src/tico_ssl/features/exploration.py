@@ -19,9 +19,10 @@ from torch import Tensor
 
 from tico_ssl.data.bad_files import attempts
 from tico_ssl.data.decoding import BadImage
+from tico_ssl.data.given import Given
 from tico_ssl.data.names import printable
 from tico_ssl.data.source import Source
-from tico_ssl.data.sources import Given, open_source, open_training, shown
+from tico_ssl.data.sources import open_source, open_training, shown
 from tico_ssl.features.cache import FeatureCache
 from tico_ssl.features.extraction import WORKERS, Extracted, needed_side
 from tico_ssl.features.knn import knn_predictions

@@ -3,26 +3,26 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import timm
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from tico_ssl.config.sections import IMAGENET_MEAN, IMAGENET_STD, BackboneConfig, DataConfig
+from tico_ssl.data.given import Given, as_source
 from tico_ssl.data.source import Source
-from tico_ssl.data.sources import Given, as_source, open_training
+from tico_ssl.data.sources import open_training
 from tico_ssl.features.extraction import image_batches
-from tico_ssl.networks.backbones import LIBRARIES, Backbone, build_backbone
+from tico_ssl.features.homes import MODELS, home_of, is_model_name
+from tico_ssl.networks.backbones import Backbone, build_backbone
 from tico_ssl.networks.batch_norm import calibrate
-from tico_ssl.networks.storage import backbone_file, load_backbone, save_backbone
-from tico_ssl.results.run_folder import open_run
+from tico_ssl.networks.storage import load_backbone, save_backbone
+from tico_ssl.results.run_folder import backbone_file, open_run
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import digest
 from tico_ssl.runtime.progress import say
 from tico_ssl.runtime.randomness import derived_seed, generator
 
-MODELS = Path("runs") / "models"  # where models from elsewhere are kept
 USUAL_SIZE = 224  # pixels, for images of different sizes
 
 
@@ -49,19 +49,6 @@ def open_subject(run: str | Path, data: Given | None = None) -> Subject:
     return Subject(load_backbone(run), data_config(run, data), digest(file), seed, home_of(run))
 
 
-def is_model_name(run: str | Path) -> bool:
-    """Whether this is library/model, and nothing on disk."""
-    return str(run).partition("/")[0] in LIBRARIES and "/" in str(run) and not Path(run).expanduser().exists()
-
-
-def home_of(run: str | Path) -> Path:
-    """The run folder itself, or a folder beside a backbone file, under its name."""
-    if is_model_name(run):
-        return MODELS / f"{str(run).replace('/', '-')}-untrained"
-    path = Path(run).expanduser()
-    return path if path.is_dir() else path.with_suffix("")
-
-
 def import_model(name: str | Path, weights: str | Path, data: Given | None) -> Path:
     """Write a model with weights from elsewhere as a backbone file, which all evaluations take."""
     if not is_model_name(name):
@@ -80,8 +67,11 @@ def _data_of_model(name: str, data: Given | None) -> DataConfig:
         raise UserError(f"{name}: say which images with --data")
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
-    if name.startswith("timm/") and (known := timm.get_pretrained_cfg(name.removeprefix("timm/"))) is not None:
-        mean, std = known.mean, known.std
+    if name.startswith("timm/"):
+        import timm
+
+        if (known := timm.get_pretrained_cfg(name.removeprefix("timm/"))) is not None:
+            mean, std = known.mean, known.std
     config = DataConfig(source=as_source(data), image_size=USUAL_SIZE, mean=mean, std=std)
     images = open_training(config).images
     if images is None:

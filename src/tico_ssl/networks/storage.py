@@ -11,6 +11,7 @@ from torch import Tensor
 from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.networks import weight_standardisation
 from tico_ssl.networks.backbones import Backbone, build_backbone
+from tico_ssl.results.run_folder import backbone_file
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import written_atomically
 
@@ -55,13 +56,3 @@ def load_backbone(source: str | Path) -> Backbone:
     except RuntimeError as error:
         raise UserError(f"{path}: its weights do not fit '{config.name}' as it describes itself") from error
     return backbone.eval()
-
-
-def backbone_file(source: str | Path) -> Path:
-    """Where the backbone of a run, or the file itself, lies."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        path = path / "checkpoints" / "backbone.safetensors"
-    if not path.is_file():
-        raise UserError(f"{source}: no trained backbone here ({path} does not exist)")
-    return path

@@ -1,9 +1,13 @@
-"""Values that change during training, as pure functions of the step: no state, so resuming needs none."""
+"""Values that change during training, as pure functions of the step: no state, so resuming needs none.
+
+Nothing here imports torch, since settings of evaluations are read without it.
+"""
 
 import math
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def scaled_lr(base_lr: float, batch_size: int) -> float:
@@ -20,8 +24,8 @@ def warmup_cosine(step: int, total: int, warmup: int, peak: float, end: float) -
     return end + (peak - end) * (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2
 
 
-def cosine_ema_decay(progress: float | Tensor, start: float, end: float = 1.0) -> float | Tensor:
+def cosine_ema_decay(progress: "float | Tensor", start: float, end: float = 1.0) -> "float | Tensor":
     """BYOL's schedule of the target's decay: `start` at progress 0, `end` at 1, along half a cosine."""
     angle = progress * math.pi
-    cosine = torch.cos(angle) if isinstance(angle, Tensor) else math.cos(angle)
+    cosine = math.cos(angle) if isinstance(angle, float | int) else angle.cos()
     return end - (end - start) * (cosine + 1) / 2

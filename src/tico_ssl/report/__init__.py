@@ -27,7 +27,7 @@ from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.progress import say
 
 if TYPE_CHECKING:
-    from tico_ssl.data.sources import Given
+    from tico_ssl.data.given import Given
 
 POINTS, GALLERIES = 10_000, 60
 

@@ -85,6 +85,16 @@ def open_run(folder: str | Path) -> Run:
     return run
 
 
+def backbone_file(source: str | Path) -> Path:
+    """Where the backbone of a run, or the file itself, lies."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        path = Run(path).backbone_file
+    if not path.is_file():
+        raise UserError(f"{source}: no trained backbone here ({path} does not exist)")
+    return path
+
+
 def admit(folder: Path, recipe: Recipe[Any], resume: bool, overwrite: bool) -> None:
     """Refuse a folder that must not be written to, before anything else is done."""
     if not folder.is_dir() and any(place.is_file() for place in (folder, *folder.parents)):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tico_ssl.config.study import Job, Study, Variant, check, dump_study, expand, jobs, load_study
-from tico_ssl.data.sources import as_source
+from tico_ssl.data.given import as_source
 from tico_ssl.results.run_folder import Run, admit, environment
 from tico_ssl.results.study_state import State, last_epoch, state_of, study_file
 from tico_ssl.runtime import distributed

@@ -17,7 +17,7 @@ from tico_ssl.results.study_state import study_file, unevaluated
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.studies.cost import epochs_for, read_costs, write_cost
 from tico_ssl.training.checkpoint import Interrupted
-from tico_ssl.training.pretrain import pretrain
+from tico_ssl.training.start import pretrain
 
 
 def time_variant(folder: Path, name: str) -> None:

@@ -1,18 +1,17 @@
 """Pretraining: from a recipe to a trained backbone in its run folder."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from tico_ssl.config.recipe import Recipe, load_recipe
+from tico_ssl.config.recipe import Recipe
 from tico_ssl.config.views import shorter_side
 from tico_ssl.data.bad_files import BadFiles, readable, survey
 from tico_ssl.data.source import Source
-from tico_ssl.data.sources import Given, as_source, open_training
+from tico_ssl.data.sources import open_training
 from tico_ssl.methods._base import Method
 from tico_ssl.methods._base import build_method as method_of
 from tico_ssl.networks.backbones import build_backbone
@@ -24,9 +23,9 @@ from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.pipeline.loader import Loader, Portion
 from tico_ssl.pipeline.sheet import COLUMNS, save_contact_sheet
 from tico_ssl.pipeline.workers import default_workers
-from tico_ssl.results.run_folder import Run, admit, create_run
+from tico_ssl.results.run_folder import Run, create_run
 from tico_ssl.runtime import distributed, fallbacks
-from tico_ssl.runtime.device import choose_device, resolve_precision
+from tico_ssl.runtime.device import resolve_precision
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import say
 from tico_ssl.runtime.randomness import derived_seed
@@ -39,35 +38,6 @@ from tico_ssl.training.plan import Plan
 from tico_ssl.training.step import Outcome, Step, resolve_execution
 from tico_ssl.views.executor import Views, by_kernels
 from tico_ssl.views.table import left_out
-
-
-def pretrain(
-    recipe: str | Path | Mapping[str, Any] = "demo",
-    data: Given | None = None,
-    out: str | Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-) -> Run:
-    """Train a backbone by a recipe. `resume` goes on with a run that is there and begins one that is not."""
-    changes = dict(overrides or {})
-    if data is not None:
-        changes["data.source"] = as_source(data)
-    loaded = load_recipe(recipe, changes)
-    run = Run(Path(out).expanduser() if out is not None else default_folder(recipe))
-    device = choose_device()
-    with distributed.session(device):
-        admit(run.folder, loaded, resume, overwrite)
-        train(loaded, run, device, overwrite)
-    return run
-
-
-def default_folder(recipe: str | Path | Mapping[str, Any]) -> Path:
-    """runs/ and the recipe's name."""
-    if isinstance(recipe, Mapping):
-        return Path("runs") / "run"
-    is_file = Path(recipe).suffix in (".yaml", ".yml")
-    return Path("runs") / (Path(recipe).stem if is_file else str(recipe).replace("/", "-"))
 
 
 def train(recipe: Recipe[Any], run: Run, device: torch.device, overwrite: bool = False) -> None:

@@ -23,7 +23,7 @@ KIND = "data/formats"
 def recognise(source: str) -> tuple[str, str]:
     """The name of the format that reads a source, and the place that it is to read. Needs no torch."""
     if not source.strip():
-        raise UserError("data.source is empty")
+        raise UserError("which images? Say it with --data (data.source is empty)")
     given, colon, place = source.partition(":")
     if colon and _is_format(given) and not Path(source).expanduser().exists():
         if not catalogue.declaration(KIND, given, "matches")(place):

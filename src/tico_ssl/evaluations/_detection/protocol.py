@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tico_ssl.data.sources import Given, as_source
+from tico_ssl.data.given import Given, as_source
 from tico_ssl.evaluations._detection.outlines import coco_tools
 from tico_ssl.evaluations._detection.settings import RESULTLESS, Settings
 from tico_ssl.evaluations._detection.splits import Splits, open_pictures

@@ -1,15 +1,13 @@
 """Features of augmented views: several of each image, the same views for every backbone."""
 
-from typing import Annotated
-
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from tico_ssl.config.section import Section, validate
+from tico_ssl.config.section import validate
 from tico_ssl.config.views import ViewPolicy, named_policy, shorter_side
 from tico_ssl.data.source import Source
 from tico_ssl.evaluations._context import Context
+from tico_ssl.evaluations._representation.settings import ViewSettings
 from tico_ssl.features.extraction import BATCH, raw_batches
 from tico_ssl.networks.backbones import SMALL_IMAGE, Backbone
 from tico_ssl.results.run_folder import open_run
@@ -19,17 +17,6 @@ from tico_ssl.runtime.randomness import generator
 from tico_ssl.views.executor import Views
 
 DRAW = 10  # the number, among those of the purpose "probe", of these views' draws
-
-
-class ViewSettings(Section):
-    """Which images, and which views of them."""
-
-    images: Annotated[int, Field(ge=2)] = 1_000
-    """At most this many training images, evenly spaced."""
-    policy: str | None = None
-    """A packaged policy (`tico list views`); by default the run's own views, or BYOL's without a run."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """Of the views."""
 
 
 def views_of_images(context: Context, settings: ViewSettings, number: int) -> dict[str, Tensor]:

@@ -1,0 +1,46 @@
+"""What RUN may stand for, and where what comes of it is kept. Nothing here imports torch."""
+
+from pathlib import Path
+
+from tico_ssl.config.sections import BACKBONE_LIBRARIES
+from tico_ssl.data.given import Given, as_source, require_data
+from tico_ssl.results.run_folder import backbone_file, open_run
+from tico_ssl.runtime.errors import UserError
+
+MODELS = Path("runs") / "models"  # where models from elsewhere are kept
+
+
+def is_model_name(run: str | Path) -> bool:
+    """Whether this is library/model, and nothing on disk."""
+    return str(run).partition("/")[0] in BACKBONE_LIBRARIES and "/" in str(run) and not Path(run).expanduser().exists()
+
+
+def home_of(run: str | Path) -> Path:
+    """The run folder itself, or a folder beside a backbone file, under its name."""
+    if is_model_name(run):
+        return MODELS / f"{str(run).replace('/', '-')}-untrained"
+    path = Path(run).expanduser()
+    return path if path.is_dir() else path.with_suffix("")
+
+
+def require_subject(run: str | Path, data: Given | None) -> None:
+    """Refuse what is neither a run, a backbone file nor a model by name, and data that are not there."""
+    if is_model_name(run):
+        _require_images(run, data)
+    else:
+        require_backbone(run, data)
+
+
+def require_backbone(run: str | Path, data: Given | None) -> None:
+    """Refuse what has no trained backbone, and data that are not there."""
+    backbone_file(run)
+    if data is None and Path(run).expanduser().is_dir():
+        require_data(open_run(run).recipe().data.source)
+    else:
+        _require_images(run, data)
+
+
+def _require_images(run: str | Path, data: Given | None) -> None:
+    if data is None:
+        raise UserError(f"{run}: say which images with --data")
+    require_data(as_source(data))

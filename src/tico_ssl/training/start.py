@@ -1,0 +1,47 @@
+"""Begin a run or go on with one: mistakes are refused before torch is imported."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tico_ssl.config.recipe import load_recipe
+from tico_ssl.data.given import Given, as_source, require_data
+from tico_ssl.results.run_folder import Run, admit
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.progress import say
+
+
+def pretrain(
+    recipe: str | Path | Mapping[str, Any] = "demo",
+    data: Given | None = None,
+    out: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> Run:
+    """Train a backbone by a recipe. `resume` goes on with a run that is there and begins one that is not."""
+    if resume and overwrite:
+        raise UserError("--resume and --overwrite exclude each other")
+    named = {} if data is None else {"data.source": as_source(data)}
+    loaded = load_recipe(recipe, {**(overrides or {}), **named}, say)
+    require_data(loaded.data.source)
+    run = Run(Path(out).expanduser() if out is not None else default_folder(recipe))
+    admit(run.folder, loaded, resume, overwrite)
+
+    from tico_ssl.runtime import distributed
+    from tico_ssl.runtime.device import choose_device, tune_process
+    from tico_ssl.training.pretrain import train
+
+    device = choose_device()
+    tune_process(device)
+    with distributed.session(device):
+        train(loaded, run, device, overwrite)
+    return run
+
+
+def default_folder(recipe: str | Path | Mapping[str, Any]) -> Path:
+    """runs/ and the recipe's name."""
+    if isinstance(recipe, Mapping):
+        return Path("runs") / "run"
+    is_file = Path(recipe).suffix in (".yaml", ".yml")
+    return Path("runs") / (Path(recipe).stem if is_file else str(recipe).replace("/", "-"))
