@@ -22,14 +22,15 @@ import json, sys, time
 import torch
 from tico_ssl.bench import random_images
 from tico_ssl.bench.stages import LR, PROGRESS, Subject
-from tico_ssl.config import load_recipe, parse_override
-from tico_ssl.device import choose_device, resolve_precision
-from tico_ssl.optim import build_optimizer
+from tico_ssl.config.recipe import load_recipe, parse_override
+from tico_ssl.optim.groups import build_optimizer
+from tico_ssl.runtime.device import choose_device, resolve_precision, tune_process
 from tico_ssl.training.pretrain import build_method
 from tico_ssl.training.step import WARM_UP, Step
 marks = {"imported": time.time()}
 recipe = load_recipe(sys.argv[1], dict(map(parse_override, sys.argv[2:])))
 device = choose_device()
+tune_process(device)
 precision = resolve_precision(recipe.training.precision, device)
 subject = Subject.of(recipe, device, precision, random_images(recipe))
 method = build_method(recipe, device, precision)

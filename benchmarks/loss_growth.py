@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tico_ssl import tico_loss
 from tico_ssl.results.run_folder import environment
-from tico_ssl.runtime.device import choose_device
+from tico_ssl.runtime.device import choose_device, tune_process
 
 BANK = 65_536
 SIZES = (256, 512, 1024, 2048, 4096)
@@ -95,6 +95,7 @@ def main() -> None:
     parser.add_argument("--plots", type=Path)
     arguments = parser.parse_args()
     device = choose_device()
+    tune_process(device)
     lines: list[dict[str, Any]] = [{"machine": environment()}]
     for n, d in [(n, NARROW) for n in SIZES] + [(MIDDLE, d) for d in WIDTHS[1:]]:
         for name, make in (("TiCo", tico), (f"bank of {BANK:,}", bank), ("SimCLR", simclr)):

@@ -19,7 +19,7 @@ from tico_ssl.features.knn import knn_accuracy
 from tico_ssl.features.linear import probe
 from tico_ssl.features.settings import KnnConfig, LinearConfig
 from tico_ssl.results.run_folder import environment
-from tico_ssl.runtime.device import choose_device
+from tico_ssl.runtime.device import choose_device, tune_process
 
 TRAIN, TEST, WIDTH = 50_000, 10_000, 512
 SPREAD = 6.0  # of features around their centres, so that classes overlap
@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     device = choose_device()
+    tune_process(device)
     lines: list[dict[str, Any]] = [{"machine": environment(), "threads": torch.get_num_threads()}]
     for classes in (10, 100):
         features = drawn(classes)

@@ -18,7 +18,7 @@ from tico_ssl.bench.stages import Subject, time_execution
 from tico_ssl.config.recipe import load_recipe, parse_override
 from tico_ssl.config.sections import Execution
 from tico_ssl.results.run_folder import environment
-from tico_ssl.runtime.device import choose_device, resolve_precision
+from tico_ssl.runtime.device import choose_device, resolve_precision, tune_process
 from tico_ssl.training.step import resolve_execution
 
 BATCHES = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -37,6 +37,7 @@ def main() -> None:
     name, *overrides = arguments.recipe
     changes = dict(map(parse_override, overrides))
     device = choose_device()
+    tune_process(device)
     ways: list[Execution] = ["eager", "captured"] if resolve_execution("auto", device) == "captured" else ["eager"]
     ways = arguments.ways or ways
     lines: list[dict[str, Any]] = []

@@ -5,6 +5,8 @@ import torch
 import yaml
 
 from tico_ssl.config.recipe import Recipe, dump_recipe, load_recipe, packaged_recipes, parse_override, parse_yaml
+from tico_ssl.config.study import packaged_studies
+from tico_ssl.config.views import packaged_policies
 from tico_ssl.listing import described
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.views.executor import Views
@@ -359,6 +361,60 @@ def test_an_unknown_method_names_the_nearest():
 @pytest.mark.parametrize("method", ["tico", 5, None, ["tico"], {"name": 5}])
 def test_a_method_is_a_mapping_with_a_name(method):
     assert "method" in error_of(mapping(method=method))
+
+
+def told(source, changes) -> tuple:
+    """A recipe and what is said about it."""
+    lines: list[str] = []
+    return load_recipe(source, changes, lines.append), lines
+
+
+@pytest.mark.parametrize("key", ["method", "method.name"])
+def test_another_method_begins_with_its_own_defaults(key):
+    recipe, lines = told("cifar10/tico", {key: "simclr"})
+    assert recipe.method == load_recipe(mapping(method={"name": "simclr"})).method
+    assert lines == ["method simclr begins with its own defaults: hidden, dim, ema_start of tico are dropped"]
+    assert recipe.optimizer == load_recipe("cifar10/tico").optimizer
+
+
+@pytest.mark.parametrize("words", [("method.hidden", "method"), ("method", "method.hidden")])
+def test_settings_given_with_another_method_are_its_own(words):
+    values = {"method": "simclr", "method.hidden": 77}
+    recipe, _ = told("cifar10/tico", {word: values[word] for word in words})
+    assert (recipe.method.name, recipe.method.hidden) == ("simclr", 77)
+
+
+def test_the_same_method_keeps_its_settings():
+    recipe, lines = told("cifar10/tico", {"method": "tico", "method.rho": 3.0})
+    assert (recipe.method.ema_start, recipe.method.rho, lines) == (0.95, 3.0, [])
+
+
+def test_another_method_above_a_base(tmp_path):
+    (tmp_path / "mine.yaml").write_text("base: cifar10/tico\nmethod:\n  name: barlow-twins\n  dim: 64\n")
+    recipe, lines = told(tmp_path / "mine.yaml", {})
+    assert recipe.method == load_recipe(mapping(method={"name": "barlow-twins", "dim": 64})).method
+    assert len(lines) == 1
+
+
+def test_settings_of_the_old_method_are_refused_beside_a_new_one():
+    assert "unknown key 'method.rho'" in error_of("cifar10/tico", {"method": "simclr", "method.rho": 3.0})
+
+
+def test_nothing_is_said_about_a_recipe_that_is_refused():
+    lines: list[str] = []
+    with pytest.raises(UserError, match="did you mean 'tico'"):
+        load_recipe("demo", {"method": "ticco"}, lines.append)
+    assert lines == []
+
+
+def test_names_have_hyphens_and_old_names_still_work():
+    names = [*packaged_recipes(), *packaged_studies(), *packaged_policies()]
+    assert not [name for name in names if "_" in name]
+    assert load_recipe("cifar10/moco_v2") == load_recipe("cifar10/moco-v2")
+
+
+def test_a_recipe_for_images_of_ones_own_names_none():
+    assert load_recipe("photos").data.source == ""
 
 
 @pytest.mark.parametrize("name", ["nowhere.methods.better", "os.path", "..x", ".x", "a..b"])

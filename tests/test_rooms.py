@@ -126,6 +126,9 @@ for name in study.packaged_studies():
 for kind in catalogue.KINDS:
     for name in catalogue.entries(kind):
         catalogue.summary(kind, name)
+for kind in ("methods", "evaluations"):
+    for name in catalogue.entries(kind):
+        catalogue.declaration(kind, name, "Config")
 """
     assert loaded_after(everything) == []
 

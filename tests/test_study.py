@@ -25,7 +25,7 @@ from tico_ssl.results.run_folder import Run
 from tico_ssl.results.statistics import Spread
 from tico_ssl.results.verdict import collapse_verdict
 from tico_ssl.runtime.errors import UserError
-from tico_ssl.studies import Workshop, processes, study, table
+from tico_ssl.studies import Workshop, processes, study, table, timing
 from tico_ssl.studies import cost as costs
 from tico_ssl.studies.cost import Cost, epochs_for
 from tico_ssl.studies.processes import Work, environment_of, run_all
@@ -237,10 +237,10 @@ def test_what_a_budget_buys():
 
 
 def test_a_cost_is_measured_kept_and_forgotten_with_its_recipe(tmp_path, tiny, monkeypatch):
-    monkeypatch.setattr(costs, "TIMED_SECONDS", 0.05)
+    monkeypatch.setattr(timing, "TIMED_SECONDS", 0.05)
     (tmp_path / "costs").mkdir()
     variant = Variant("a", "demo", tiny)
-    costs.write_cost(tmp_path, variant)
+    costs.write_cost(tmp_path, variant, timing.measure(variant.load()))
     cost = costs.read_cost(tmp_path, variant)
     assert cost is not None
     assert (cost.steps_per_epoch, cost.batch_size, cost.threads) == (96 // 32, 32, 1)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tico_ssl.config import catalogue
-from tico_ssl.config.recipe import load_recipe, packaged_recipes
+from tico_ssl.config.recipe import load_recipe, packaged_recipes, recipe_summary
 from tico_ssl.config.section import Section
 from tico_ssl.config.study import load_study, packaged_studies
 from tico_ssl.config.views import packaged_policies, policy_summary
@@ -36,7 +36,7 @@ def _data() -> Entries:
 
 
 CATALOGUES: dict[str, Callable[[], Entries]] = {
-    "recipes": lambda: [(name, load_recipe(name).description) for name in packaged_recipes()],
+    "recipes": lambda: [(name, recipe_summary(name)) for name in packaged_recipes()],
     "studies": lambda: [(name, load_study(name).description) for name in packaged_studies()],
     "methods": lambda: _modules("methods"),
     "views": lambda: [(name, policy_summary(name)) for name in packaged_policies()],

@@ -23,9 +23,10 @@ from tico_ssl.data.sources import open_training
 from tico_ssl.networks.backbones import SMALL_IMAGE
 from tico_ssl.results.run_folder import environment
 from tico_ssl.runtime import fallbacks
-from tico_ssl.runtime.device import choose_device, resolve_precision
+from tico_ssl.runtime.device import choose_device, resolve_precision, tune_process
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import write_atomically
+from tico_ssl.runtime.progress import say
 from tico_ssl.training.step import resolve_execution
 
 FEWEST_IMAGES = 1024  # that are drawn, so that a loader has something to choose from
@@ -75,9 +76,10 @@ def bench(
     With `methods`, also a step of every method in the recipe's setting.
     """
     device = choose_device()
+    tune_process(device)
     name = recipe if recipe is not None else ("cifar10/tico" if device.type == "cuda" else "demo")
     changes = dict(overrides or {}) | ({} if data is None else {"data.source": as_source(data)})
-    loaded = load_recipe(name, changes)
+    loaded = load_recipe(name, changes, say)
     if against is not None:
         require(against, loaded)
     if out is not None and not Path(out).expanduser().resolve().parent.is_dir():

@@ -26,6 +26,10 @@ Tell = Callable[[str], object]  # who is told what a person would not expect
 METHOD = "tico"  # of a recipe that names none
 
 
+def _nobody(line: str) -> None:
+    """Is told, and says nothing."""
+
+
 class Recipe(Section, Generic[M]):
     """A whole run."""
 
@@ -65,13 +69,14 @@ class Recipe(Section, Generic[M]):
 
 
 def load_recipe(
-    source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None, tell: Tell = lambda line: None
+    source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None, tell: Tell = _nobody
 ) -> Recipe[Any]:
     """The recipe behind a name, a file or a mapping, with overrides, checked. `tell` gets a line about settings that
     are dropped since the method is another one."""
-    values, where = _raw(source, tell)
+    notes: list[str] = []
+    values, where = _raw(source, notes)
     changes = {_full_key(key, value): value for key, value in (overrides or {}).items()}
-    values = _with_method(values, changes.get("method.name"), tell)
+    values = _with_method(values, changes.get("method.name"), notes)
     for key, value in changes.items():
         values = _overridden(values, key.split("."), value, key)
     if isinstance(values.get("views"), str):
@@ -80,7 +85,10 @@ def load_recipe(
     if not isinstance(method, dict) or not isinstance(method.get("name", ""), str):
         raise UserError(f"{where}: 'method' must be a mapping with a name")
     kind = catalogue.declaration("methods", method.get("name", METHOD), "Config")
-    return validate(Recipe[kind], values | {"method": method}, where)  # type: ignore[valid-type]
+    recipe: Recipe[Any] = validate(Recipe[kind], values | {"method": method}, where)  # type: ignore[valid-type]
+    for note in notes:
+        tell(note)
+    return recipe
 
 
 def packaged_recipes() -> list[str]:
@@ -88,6 +96,11 @@ def packaged_recipes() -> list[str]:
     root = Path(str(resources.files("tico_ssl") / "recipes"))
     names = (path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml"))
     return sorted(name for name in names if not name.startswith(("studies/", "views/")))
+
+
+def recipe_summary(name: str) -> str:
+    """The description of a recipe, for a listing: nothing else of it is checked."""
+    return str(_raw(name, [])[0].get("description", "")).strip()
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -125,7 +138,9 @@ def parse_yaml(text: str, where: str) -> Any:
         raise UserError(f"{where}: not valid YAML{place}: {getattr(error, 'problem', error)}") from error
 
 
-def _raw(source: str | Path | Mapping[str, Any], tell: Tell, above: tuple[str, ...] = ()) -> tuple[dict[str, Any], str]:
+def _raw(
+    source: str | Path | Mapping[str, Any], notes: list[str], above: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], str]:
     """The values of a recipe with those of its base below them."""
     if isinstance(source, Mapping):
         values, where = _deep_copy(dict(source)), "recipe"
@@ -139,11 +154,10 @@ def _raw(source: str | Path | Mapping[str, Any], tell: Tell, above: tuple[str, .
         raise UserError(f"{where}: its base leads back to itself ({' -> '.join((*above, str(base)))})")
     if not base:
         return values, where
+    below, _ = _raw(base, notes, (*above, str(base)))
     method = values.get("method")
-    below = _with_method(
-        _raw(base, tell, (*above, str(base)))[0], method.get("name") if isinstance(method, dict) else None, tell
-    )
-    return _merged(below, values), where
+    name = method.get("name") if isinstance(method, dict) else None
+    return _merged(_with_method(below, name, notes), values), where
 
 
 def _text(name: str) -> tuple[str, str]:
@@ -166,14 +180,14 @@ def _full_key(key: str, value: Any) -> str:
     return "method.name" if key == "method" and isinstance(value, str) else key
 
 
-def _with_method(values: dict[str, Any], name: Any, tell: Tell) -> dict[str, Any]:
+def _with_method(values: dict[str, Any], name: Any, notes: list[str]) -> dict[str, Any]:
     """The values for a method of this name: one that is not theirs begins with nothing but its defaults."""
     given = values.get("method", {})
     if not isinstance(name, str) or not isinstance(given, dict) or name == (old := given.get("name", METHOD)):
         return values
     dropped = [key for key in given if key != "name"]
     if dropped:
-        tell(f"method {name} begins with its own defaults: {', '.join(dropped)} of {old} are dropped")
+        notes.append(f"method {name} begins with its own defaults: {', '.join(dropped)} of {old} are dropped")
     return values | {"method": {"name": name}}
 
 

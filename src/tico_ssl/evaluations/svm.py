@@ -30,9 +30,6 @@ from tico_ssl.runtime.progress import track
 
 PRESENT, HARD, ABSENT = 1, 0, -1
 
-# The limit of iterations is part of the protocol, and high costs reach it.
-warnings.filterwarnings("ignore", "Liblinear failed to converge", ConvergenceWarning)
-
 METRICS = (Metric("map", "%", better="higher", verdict=True), TOP1)
 
 
@@ -93,14 +90,17 @@ def svm_precision(features: Features, config: Config, title: str | None = None, 
     waiting = [i for i in possible if i not in done]
     workers = min(len(waiting), default_workers()) or 1
     jobs = (delayed(_one_class)(train, targets[:, i], test, config) for i in waiting)
-    made = Parallel(n_jobs=workers, prefer="threads", return_as="generator")(jobs)  # the solver lets others run
-    for number, (cost, scores) in zip(waiting, track(made, len(waiting), title)):
-        rated = truths[:, number] != HARD
-        precision = average_precision(scores[rated], truths[rated, number] == PRESENT)
-        done[number] = {"class": number, "cost": cost, "ap": precision, "scores": scores.tolist()}
-        if kept is not None:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            append_json_line(kept, done[number])
+    with warnings.catch_warnings():
+        # The limit of iterations is part of the protocol, and high costs reach it.
+        warnings.filterwarnings("ignore", "Liblinear failed to converge", ConvergenceWarning)
+        made = Parallel(n_jobs=workers, prefer="threads", return_as="generator")(jobs)  # the solver lets others run
+        for number, (cost, scores) in zip(waiting, track(made, len(waiting), title)):
+            rated = truths[:, number] != HARD
+            precision = average_precision(scores[rated], truths[rated, number] == PRESENT)
+            done[number] = {"class": number, "cost": cost, "ap": precision, "scores": scores.tolist()}
+            if kept is not None:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                append_json_line(kept, done[number])
     numbers = {"map": 100 * float(np.mean([done[i]["ap"] for i in possible]))}
     if single:
         best = np.stack([done[i]["scores"] for i in possible], axis=1).argmax(axis=1)

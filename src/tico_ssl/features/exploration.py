@@ -30,7 +30,7 @@ from tico_ssl.features.picture import MOST_COLOURS, NEIGHBOURS, VOTERS, Images, 
 from tico_ssl.features.settings import Voters
 from tico_ssl.features.splits import splits
 from tico_ssl.features.subjects import Subject, open_subject
-from tico_ssl.runtime.device import choose_device
+from tico_ssl.runtime.device import choose_device, tune_process
 
 THUMBNAIL, LARGE_THUMBNAIL = 48, 96  # pixels, in the map and in the gallery
 BANK = 10_000  # training images that are compared with, where their features have to be made first
@@ -48,6 +48,7 @@ def picture_of(
     asked = test.limited(points)
     bank = train.limited(EVALUATED_BANK if subject.checkpoint in evaluated else BANK)
     cache, device = FeatureCache(subject.home / "features"), choose_device()
+    tune_process(device)
     of_bank = cache.extract(subject.backbone, bank, device, "embedding")
     of_test = cache.extract(subject.backbone, asked, device, "embedding")
 

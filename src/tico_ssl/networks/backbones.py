@@ -1,7 +1,8 @@
 """Backbones by name: `torchvision/resnet50`, `timm/vit_small_patch16_224`, or the narrow `tico/resnet18-w16`.
 
 The classifier is taken off, the width of the pooled features found by a trial run, and ResNets get a stem that suits
-small images. Parameter names stay the library's own, so weights move freely between libraries.
+small images. Parameter names stay the library's own, so weights move freely between libraries. timm is
+imported when one of its models is asked for: its registry takes a second.
 """
 
 import inspect
@@ -9,14 +10,14 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import timm
 import torch
 import torchvision
 from torch import Tensor, nn
-from torchvision.models.resnet import BasicBlock, Bottleneck
+from torchvision.models.resnet import BasicBlock
 
-from tico_ssl.config.sections import IMAGENET_MEAN, IMAGENET_STD, BackboneConfig
+from tico_ssl.config.sections import BACKBONE_LIBRARIES, IMAGENET_MEAN, IMAGENET_STD, BackboneConfig
 from tico_ssl.networks import weight_standardisation
+from tico_ssl.networks.blocks import residual_blocks
 from tico_ssl.runtime.errors import UserError, suggestion
 from tico_ssl.views import operations
 from tico_ssl.views.centre import centre_crop
@@ -75,6 +76,8 @@ def build_backbone(
 def catalogue(library: str) -> list[str]:
     """The models of a library, under the names that a recipe takes."""
     if library == "timm":
+        import timm
+
         return [f"timm/{name}" for name in timm.list_models()]
     if library == "torchvision":
         return [f"torchvision/{name}" for name in torchvision.models.list_models(module=torchvision.models)]
@@ -102,6 +105,8 @@ def torchvision_arguments(model: str, config: BackboneConfig, image_size: int) -
 
 def timm_arguments(model: str, config: BackboneConfig, image_size: int) -> dict[str, Any]:
     """The same for timm."""
+    import timm
+
     fixed: dict[str, Any] = {"num_classes": 0, "in_chans": config.channels}
     if timm.models.is_model(model) and _takes_image_size(model):
         fixed["img_size"] = image_size
@@ -109,6 +114,8 @@ def timm_arguments(model: str, config: BackboneConfig, image_size: int) -> dict[
 
 
 def _from_timm(model: str, config: BackboneConfig, image_size: int) -> nn.Module:
+    import timm
+
     known = timm.list_models()
     if model.split(".")[0] not in known:
         raise UserError(f"backbone.name: timm has no model '{model}'{_near(model, known)}")
@@ -124,11 +131,9 @@ def _from_tico(model: str, config: BackboneConfig, image_size: int) -> nn.Module
     return NarrowResNet(blocks, int(match[2]), config.channels)
 
 
-LIBRARIES: dict[str, Callable[[str, BackboneConfig, int], nn.Module]] = {
-    "torchvision": _from_torchvision,
-    "timm": _from_timm,
-    "tico": _from_tico,
-}
+LIBRARIES: dict[str, Callable[[str, BackboneConfig, int], nn.Module]] = dict(
+    zip(BACKBONE_LIBRARIES, (_from_torchvision, _from_timm, _from_tico), strict=True)
+)
 
 
 class NarrowResNet(nn.Module):
@@ -203,6 +208,8 @@ def _takes_image_size(model: str) -> bool:
 
 
 def _model_class(model: str) -> type:
+    import timm
+
     with torch.device("meta"):
         return type(timm.create_model(model, pretrained=False))
 
@@ -245,11 +252,8 @@ def _adapt_stem(network: nn.Module, config: BackboneConfig, image_size: int) -> 
 
 def scale_last_gamma(network: nn.Module, value: float) -> None:
     """Scale the last BatchNorm of every residual block; by zero, the network begins shallow."""
-    for block in network.modules():
-        if not isinstance(
-            block, BasicBlock | Bottleneck | timm.models.resnet.BasicBlock | timm.models.resnet.Bottleneck
-        ):
-            continue
+    kinds = residual_blocks()
+    for block in (module for module in network.modules() if isinstance(module, kinds)):
         last: Any = block.bn3 if hasattr(block, "bn3") else block.bn2
         if isinstance(last.weight, Tensor):
             nn.init.constant_(last.weight, value)

@@ -9,28 +9,18 @@ from contextlib import nullcontext
 from types import MethodType
 from typing import Any
 
-import timm
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torchvision.models.resnet import BasicBlock, Bottleneck
-from torchvision.models.vision_transformer import EncoderBlock
 
 from tico_ssl.networks.batch_norm import kept_statistics
+from tico_ssl.networks.blocks import residual_blocks, transformer_blocks
 from tico_ssl.runtime.errors import UserError
-
-BLOCKS = (
-    BasicBlock,
-    Bottleneck,
-    EncoderBlock,
-    timm.models.resnet.BasicBlock,
-    timm.models.resnet.Bottleneck,
-    timm.models.vision_transformer.Block,
-)
 
 
 def recompute_blocks(network: nn.Module) -> nn.Module:
     """Make every block of a network forget what it computed, in place."""
-    blocks = [module for module in network.modules() if isinstance(module, BLOCKS)]
+    kinds = residual_blocks() + transformer_blocks()
+    blocks = [module for module in network.modules() if isinstance(module, kinds)]
     if not blocks:
         raise UserError("training.recompute needs a network of residual or transformer blocks")
     for block in blocks:

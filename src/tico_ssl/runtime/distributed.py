@@ -3,7 +3,6 @@
 Every function is the identity in a single process, so no caller asks whether it is alone.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -12,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from tico_ssl.runtime.launcher import launched
 
 
 def active() -> bool:
@@ -32,11 +33,6 @@ def world_size() -> int:
 def is_main() -> bool:
     """Whether this process writes files and talks to the user."""
     return rank() == 0
-
-
-def launched() -> bool:
-    """Whether torchrun (or a launcher that sets the same variables) started this process."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 @contextmanager

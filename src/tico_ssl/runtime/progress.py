@@ -1,6 +1,5 @@
 """Progress on a terminal, silence elsewhere."""
 
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
@@ -8,14 +7,16 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tico_ssl.runtime.launcher import launched, launched_rank
+
 T = TypeVar("T")
 console = Console(highlight=False, soft_wrap=True)
 
 
 def is_main() -> bool:
     """Whether this process talks to the user, also before torch is imported and after processes have parted."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        return int(os.environ.get("RANK", "0")) == 0
+    if launched():
+        return launched_rank() == 0
     distributed = sys.modules.get("tico_ssl.runtime.distributed")
     return distributed is None or bool(distributed.is_main())
 

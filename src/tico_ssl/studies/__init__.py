@@ -1,7 +1,8 @@
 """Studies: many runs that are compared, from one YAML file to one table. See docs/studies.md.
 
 plan       what a study says, and which runs that makes
-cost       the time of a step while nothing else is at work, and the epochs that a budget buys
+cost       what a run costs, as it was measured, and the epochs that a budget buys
+timing     the time of a step while nothing else is at work
 processes  several runs side by side
 worker     one run in its own process
 table      the outcome
@@ -19,9 +20,9 @@ from tico_ssl.config.study import Job, Study, Variant, check, dump_study, expand
 from tico_ssl.data.given import as_source
 from tico_ssl.results.run_folder import Run, admit, environment
 from tico_ssl.results.study_state import State, last_epoch, state_of, study_file
-from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import write_atomically
+from tico_ssl.runtime.launcher import launched
 from tico_ssl.runtime.progress import say
 from tico_ssl.studies import processes, table
 from tico_ssl.studies.cost import epochs_for, read_cost, read_costs
@@ -42,7 +43,7 @@ def study(
     on where an earlier one was stopped. A run that fails does not stop the others: see `Summary.failures`."""
     work = Workshop.open(name, data, out, overrides)
     chosen = jobs(work.study, list(only))
-    if distributed.launched():
+    if launched():
         raise UserError("a study starts its own processes: run it without torchrun")
     with work.alone():
         return work.run(chosen, side_by_side or processes.default_width())

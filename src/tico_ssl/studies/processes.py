@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-import torch
 from rich.progress import Progress, TaskID, TextColumn
 
-from tico_ssl.runtime.device import choose_device
 from tico_ssl.runtime.progress import bar, say
 
 LOOK_SECONDS = 0.2
@@ -48,11 +46,21 @@ class _Process:
 
 def default_width() -> int:
     """How many runs share this machine, if nobody says."""
-    return SIDE_BY_SIDE_ON_A_GPU * gpus() or max(1, torch.get_num_threads() // THREADS_OF_A_RUN)
+    return SIDE_BY_SIDE_ON_A_GPU * gpus() or max(1, _threads() // THREADS_OF_A_RUN)
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
 
 
 def gpus() -> int:
     """How many GPUs runs are spread over; TICO_DEVICE names one."""
+    import torch
+
+    from tico_ssl.runtime.device import choose_device
+
     if choose_device().type != "cuda":
         return 0
     return 1 if os.environ.get("TICO_DEVICE") else torch.cuda.device_count()
@@ -98,7 +106,7 @@ def run_all(works: Sequence[Work], width: int, share_of: int, label: str) -> dic
 
 
 def _start(work: Work, slot: int, width: int, progress: Progress) -> _Process:
-    environment = environment_of(slot, width, os.environ, torch.get_num_threads(), gpus())
+    environment = environment_of(slot, width, os.environ, _threads(), gpus())
     work.log.parent.mkdir(parents=True, exist_ok=True)
     with work.log.open("ab") as log:
         start = log.tell()

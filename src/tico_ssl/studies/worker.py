@@ -16,6 +16,7 @@ from tico_ssl.results.run_folder import Run
 from tico_ssl.results.study_state import study_file, unevaluated
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.studies.cost import epochs_for, read_costs, write_cost
+from tico_ssl.studies.timing import measure
 from tico_ssl.training.checkpoint import Interrupted
 from tico_ssl.training.start import pretrain
 
@@ -26,7 +27,7 @@ def time_variant(folder: Path, name: str) -> None:
     (variant,) = [variant for variant in expand(study) if variant.name == name]
     with (folder / "costs" / "lock").open("w") as alone:
         lock(alone)
-        write_cost(folder, variant)
+        write_cost(folder, variant, measure(variant.load()))
 
 
 def make_run(folder: Path, name: str) -> None:

@@ -5,14 +5,13 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 
 from tico_ssl.methods._base import Method, StepOutput
 from tico_ssl.results.collapse import collapse_signs
@@ -24,6 +23,9 @@ from tico_ssl.training.clock import Clock
 from tico_ssl.training.display import Display
 from tico_ssl.training.journal import Journal, check_finite, mean_values
 
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
 RANK_IMAGES = 256  # of the global batch, whose embeddings are decomposed at log steps: some milliseconds
 FEWEST_DIMENSIONS = 10  # that images and embedding must allow, for a rank to say something about collapse
 SPECTRUM_RANKS = 128  # eigenvalues of an epoch that are kept, at most: the first ones, and ever fewer of the others
@@ -31,6 +33,13 @@ ADVICE = (
     "lower optimizer.lr, lengthen optimizer.warmup_epochs or set training.clip_gradient; "
     "the last checkpoint is from before"
 )
+
+
+def _event_writer(run: Run, start: int) -> "SummaryWriter":
+    """TensorBoard's, which is imported when one is opened."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(run.folder), purge_step=start)
 
 
 class Monitor:
@@ -44,7 +53,7 @@ class Monitor:
         self._latest: dict[str, Any] = {}
         self.writer: SummaryWriter | None = None
         if distributed.is_main():
-            self.writer = SummaryWriter(str(run.folder), purge_step=begin.step)
+            self.writer = _event_writer(run, begin.step)
 
     def __enter__(self) -> "Monitor":
         return self

@@ -1,0 +1,182 @@
+"""What answers at once: commands that read and list, and mistakes, are over before torch is imported. And importing the
+package changes nothing outside it."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from test_rooms import HEAVY
+
+LIGHT = [
+    ["--help"],
+    ["pretrain", "--help"],
+    ["list"],
+    *(["list", what] for what in ("recipes", "studies", "methods", "views", "data", "evaluations", "exporting")),
+    ["describe", "cifar10/tico"],
+    ["describe", "photos"],
+    ["describe", "cifar10/tico", "method=simclr"],
+    ["describe", "methods-cifar10"],
+    ["study", "methods-textures", "--dry-run"],
+]
+
+# A command, and what its one line names. `run` is a run folder, `taken` holds a file, `notes.txt` is one.
+MISTAKES = [
+    ("pretrain nosuch", "nosuch"),
+    ("pretrain nosuch.yaml", "nosuch.yaml"),
+    ("pretrain demo imagenet/tico", "one recipe"),
+    ("pretrain demo method.roh=3", "did you mean 'rho'"),
+    ("pretrain demo training.epochs=many", "training.epochs"),
+    ("pretrain demo training.epochs=[", "YAML"),
+    ("pretrain demo method=ticco", "did you mean 'tico'"),
+    ("pretrain demo --data nowhere/at/all", "nowhere/at/all"),
+    ("pretrain demo --data cifar", "did you mean 'cifar10'"),
+    ("pretrain demo data.source=nowhere", "nowhere"),
+    ("pretrain photos", "--data"),
+    ("pretrain demo --out taken", "--overwrite"),
+    ("pretrain demo --out taken --overwrite", "not a run folder"),
+    ("pretrain demo --out notes.txt", "notes.txt"),
+    ("pretrain demo --out run --resume", "another recipe"),
+    ("pretrain demo --resume --overwrite", "exclude each other"),
+    ("evaluate run nosuch", "nosuch"),
+    ("evaluate run knn few-shot.shots=5", "shots"),
+    ("evaluate run knn nosuch=5", "nosuch"),
+    ("evaluate run linear iterations=0", "iterations"),
+    ("evaluate nowhere knn", "nowhere"),
+    ("evaluate taken knn", "taken"),
+    ("evaluate run knn --data nowhere", "nowhere"),
+    ("evaluate tico/resnet10-w2 knn", "--data"),
+    ("embed nowhere", "nowhere"),
+    ("embed run --out features.xyz", "features.xyz"),
+    ("embed run --data nowhere", "nowhere"),
+    ("export run nosuch", "nosuch"),
+    ("export nowhere timm", "nowhere"),
+    ("study nosuch", "nosuch"),
+    ("study methods-textures nosuch=3", "nosuch"),
+    ("study methods-textures --only nosuch", "nosuch"),
+    ("describe nosuch", "nosuch"),
+    ("list nosuch", "nosuch"),
+]
+
+DRIVER = """
+import contextlib, io, json, sys
+from tico_ssl.cli import main
+heavy, commands = json.load(sys.stdin)
+for words in commands:
+    said, complained, before, code = io.StringIO(), io.StringIO(), set(sys.modules), 0
+    sys.argv = ["tico", *words]
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+    loaded = [name for name in heavy if name in sys.modules and name not in before]
+    print(json.dumps([code, said.getvalue(), complained.getvalue(), loaded]))
+"""
+
+
+def outcomes(commands: list[list[str]], folder: Path) -> list[tuple[int, str, str, list[str]]]:
+    """Of commands in one new process: exit code, what was said and complained of, libraries that each loaded."""
+    given = json.dumps([[*HEAVY, "numpy"], commands])
+    done = subprocess.run([sys.executable, "-c", DRIVER], input=given, capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, run):
+    """Where the commands are given."""
+    here = tmp_path_factory.mktemp("here")
+    shutil.copytree(run.folder, here / "run")
+    (here / "taken").mkdir()
+    for file in (here / "notes.txt", here / "taken" / "notes.txt"):
+        file.write_text("hello")
+    return here
+
+
+def test_reading_and_listing_load_nothing_heavy(folder):
+    for words, (code, said, complained, loaded) in zip(LIGHT, outcomes(LIGHT, folder), strict=True):
+        assert (code, complained, loaded) == (0, "", []), words
+        assert len(said.splitlines()) > 1
+
+
+def test_mistakes_are_one_line_before_torch_is_imported(folder):
+    before = sorted(folder.rglob("*"))
+    commands = [command.split() for command, _ in MISTAKES]
+    for (command, named), outcome in zip(MISTAKES, outcomes(commands, folder), strict=True):
+        code, said, line, loaded = outcome
+        assert (code, said, loaded) == (2, "", []), command
+        assert line.startswith("error: ")
+        assert line.endswith("\n")
+        assert line.count("\n") == 1
+        assert named in line
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_python_refuses_the_same_without_torch(folder):
+    code = """
+import json, sys
+import tico_ssl
+from tico_ssl.runtime.errors import UserError
+calls = [
+    lambda: tico_ssl.pretrain("nosuch"),
+    lambda: tico_ssl.pretrain("photos"),
+    lambda: tico_ssl.pretrain("demo", resume=True, overwrite=True),
+    lambda: tico_ssl.pretrain("demo", data=["textures", "nowhere"]),
+    lambda: tico_ssl.evaluate("run", "nosuch"),
+    lambda: tico_ssl.embed("run", out="features.xyz"),
+    lambda: tico_ssl.export("run", "nosuch", "b.pth"),
+    lambda: tico_ssl.study("nosuch"),
+]
+for call in calls:
+    try:
+        call()
+    except UserError:
+        continue
+    raise AssertionError("not refused")
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=folder)
+
+
+def test_training_loads_no_library_that_it_does_not_use(folder):
+    words = ["pretrain", "demo", "data.limit=16", "training.batch_size=8", "training.epochs=1"]
+    words += ["training.knn_every_epochs=0", "backbone.name=tico/resnet10-w2", "method.hidden=8", "method.dim=4"]
+    (code, _, complained, loaded) = outcomes([[*words, "--out", "new"]], folder)[0]
+    shutil.rmtree(folder / "new")
+    assert (code, complained) == (0, "")
+    assert not {"timm", "sklearn", "matplotlib"} & set(loaded)
+
+
+def test_importing_changes_nothing_outside_the_package():
+    """Neither warnings nor torch's settings, the environment, signals or the states of random generators."""
+    code = """
+import importlib, os, pkgutil, random, signal, warnings
+import numpy, scipy.optimize, sklearn.cluster, sklearn.manifold, sklearn.svm, timm, torch, torchvision
+import torch.utils.tensorboard
+import tico_ssl
+
+def state():
+    return {
+        "warnings": list(warnings.filters),
+        "environment": dict(os.environ),
+        "random": (random.getstate(), str(numpy.random.get_state()), torch.get_rng_state().tolist()),
+        "threads": torch.get_num_threads(),
+        "precision": (torch.get_default_dtype(), torch.get_float32_matmul_precision()),
+        "modes": (torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()),
+        "cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32),
+        "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+    }
+
+before = state()
+for found in pkgutil.walk_packages(tico_ssl.__path__, "tico_ssl."):
+    if not found.name.endswith("__main__"):
+        importlib.import_module(found.name)
+        after = state()
+        assert after == before, (found.name, [key for key in before if after[key] != before[key]])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
