@@ -147,8 +147,9 @@ def study(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and what is done of them.")] = False,
 ) -> None:
     """Make many runs and compare them in one table. The same command goes on where it was stopped."""
+    from tico_ssl.config.study import jobs
     from tico_ssl.runtime.progress import say
-    from tico_ssl.studies import Workshop, jobs, table
+    from tico_ssl.studies import Workshop, table
     from tico_ssl.studies import study as make
 
     name, changes = _split(words)

@@ -203,7 +203,7 @@ def check(study: Study, variants: list[Variant]) -> None:
 
 def protocol_settings(study: Study, name: str) -> dict[str, Any]:
     """All settings of a protocol, as its results record them."""
-    config = catalogue.declaration("evaluations", name, "Config")
+    config: type[Section] = catalogue.declaration("evaluations", name, "Config")
     return validate(config, study.protocols[name], f"protocol {name}").model_dump(mode="json")
 
 

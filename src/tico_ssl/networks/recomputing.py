@@ -24,7 +24,7 @@ def recompute_blocks(network: nn.Module) -> nn.Module:
     if not blocks:
         raise UserError("training.recompute needs a network of residual or transformer blocks")
     for block in blocks:
-        block.forward = MethodType(_forgetful(type(block).forward), block)  # type: ignore[method-assign]
+        block.forward = MethodType(_forgetful(type(block).forward), block)
     return network
 
 
