@@ -152,7 +152,6 @@ def test_training_loads_no_library_that_it_does_not_use(folder):
     assert not {"timm", "sklearn", "matplotlib"} & set(loaded)
 
 
-@pytest.mark.xfail(reason="pipeline/streaming.py sets a warning filter when it is imported", strict=False)
 def test_importing_changes_nothing_outside_the_package():
     """Neither warnings nor torch's settings, the environment, signals or the states of random generators."""
     code = """
