@@ -7,7 +7,7 @@ Every method with a target, in its recipe for CIFAR-10, views included.
 
 from steps import Form, main
 
-RECIPES = ("tico", "byol", "moco", "moco_v2", "squared_contrastive")
+RECIPES = ("tico", "byol", "moco", "moco-v2", "squared-contrastive")
 
 if __name__ == "__main__":
     main(

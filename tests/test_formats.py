@@ -20,8 +20,9 @@ from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.arrays import from_arrays
 from tico_ssl.data.formats import KIND, names, recognise
 from tico_ssl.data.formats.voc2007 import VOC_CLASSES
+from tico_ssl.data.given import as_source
 from tico_ssl.data.source import joined
-from tico_ssl.data.sources import as_source, open_source, open_training
+from tico_ssl.data.sources import open_source, open_training
 from tico_ssl.pipeline.packing import pack
 from tico_ssl.runtime.errors import UserError
 
