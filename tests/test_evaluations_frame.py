@@ -353,7 +353,7 @@ def test_of_images_that_nothing_identifies_nothing_is_kept(here):
         context = open_context("b.safetensors", "x.npz", cache=True)
         if not identified:
             context.train = replace(context.train, identity=None)
-        context.part("any", few_shot.Config(), "name", lambda place: made.append(place is not None) or {"one": 1.0})
+        context.part(few_shot.Config(), "name", lambda place: made.append(place is not None) or {"one": 1.0})
     assert made == [True, False, False]  # the second was found finished; the last two were made each time
 
 

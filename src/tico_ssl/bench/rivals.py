@@ -115,7 +115,8 @@ class LightlyStep:
 
 def _embedded(network: nn.ModuleList, images: Tensor) -> Tensor:
     backbone, head = network
-    return head(backbone(images).flatten(start_dim=1))
+    embeddings: Tensor = head(backbone(images).flatten(start_dim=1))
+    return embeddings
 
 
 def _transform(size: int) -> Any:

@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Any
 
 import torch
+
+Mark = float | torch.cuda.Event  # a time on the clock, or an event in the stream of a GPU
 
 AHEAD = 4  # rounds that the CPU may be ahead of a GPU, lest it queue up minutes of work
 WARM_UP = {"cuda": 6}  # rounds in which libraries choose algorithms, and after three of which a step is recorded
@@ -24,7 +25,7 @@ def time_in_turn(
             work()
     _wait_for(device)
     begin = time.perf_counter()
-    rounds: list[list[Any]] = []  # of marks: events in the stream of a GPU, or times of day
+    rounds: list[list[Mark]] = []
     while len(rounds) < at_least or time.perf_counter() - begin < seconds:
         marks = [_mark(device)]
         for work in works.values():
@@ -45,7 +46,7 @@ def time_calls(
     return time_in_turn({"": work}, seconds, device, warm_up, at_least)[""]
 
 
-def _mark(device: torch.device) -> Any:
+def _mark(device: torch.device) -> Mark:
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -53,8 +54,11 @@ def _mark(device: torch.device) -> Any:
     return event
 
 
-def _between(begin: Any, end: Any) -> float:
-    return end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1000
+def _between(begin: Mark, end: Mark) -> float:
+    if isinstance(begin, float) and isinstance(end, float):
+        return end - begin
+    assert isinstance(begin, torch.cuda.Event)
+    return float(begin.elapsed_time(end)) / 1000
 
 
 def _wait_for(device: torch.device) -> None:

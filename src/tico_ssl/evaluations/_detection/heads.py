@@ -247,4 +247,5 @@ def mask_loss(logits: Tensor, boxes: Tensor, mask_of: Tensor, masks: Tensor) -> 
 def cut_out(masks: Tensor, boxes: Tensor, objects: Tensor, side: int) -> Tensor:
     """What lies of each box's object within the box, in side x side pixels that are 0 or 1."""
     regions = torch.cat([objects[:, None].to(boxes), boxes], dim=1)
-    return (roi_align(masks[:, None].to(boxes), regions, side, aligned=True)[:, 0] >= 0.5).to(boxes)
+    shares: Tensor = roi_align(masks[:, None].to(boxes), regions, side, aligned=True)[:, 0]
+    return (shares >= 0.5).to(boxes)
