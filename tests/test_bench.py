@@ -196,7 +196,7 @@ def test_files_as_images(small, folder_of_images):
     assert "random" not in report.images
 
 
-def testrandom_images_are_larger_than_large_views(tiny):
+def test_random_images_are_larger_than_large_views(tiny):
     for size, side in ((16, 16), (64, 64), (112, 128), (224, 256)):
         recipe = load_recipe("demo", tiny | {"data.image_size": size, "training.batch_size": 2})
         assert random_images(recipe).take(torch.arange(1)).shape == (1, 3, side, side)

@@ -32,8 +32,8 @@ def time_in_turn(
             work()
             marks.append(_mark(device))
         rounds.append(marks)
-        if device.type == "cuda" and len(rounds) > AHEAD:
-            rounds[-AHEAD][-1].synchronize()
+        if len(rounds) > AHEAD and isinstance(late := rounds[-AHEAD][-1], torch.cuda.Event):
+            late.synchronize()
     _wait_for(device)
     laps = [[_between(a, b) for a, b in pairwise(marks)] for marks in rounds]
     return dict(zip(works, map(list, zip(*laps)), strict=True))
@@ -55,10 +55,10 @@ def _mark(device: torch.device) -> Mark:
 
 
 def _between(begin: Mark, end: Mark) -> float:
-    if isinstance(begin, float) and isinstance(end, float):
-        return end - begin
-    assert isinstance(begin, torch.cuda.Event)
-    return float(begin.elapsed_time(end)) / 1000
+    if isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
+        return float(begin.elapsed_time(end)) / 1000
+    assert isinstance(begin, float) and isinstance(end, float)
+    return end - begin
 
 
 def _wait_for(device: torch.device) -> None:
