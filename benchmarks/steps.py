@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from tico_ssl.bench import random_images
 from tico_ssl.bench.stages import LR, PROGRESS, Subject
@@ -27,11 +26,10 @@ from tico_ssl.training.step import WARM_UP, Step
 
 @dataclass(frozen=True)
 class Form:
-    """How a step is built; `change` is done to the method beforehand."""
+    """How a step is built."""
 
     overlap: bool = True
     fused: bool = True
-    change: Callable[[nn.Module], object] = lambda method: None
 
 
 def main(description: str | None, recipes: Mapping[str, Mapping[str, Any]], forms: Mapping[str, Form]) -> None:
@@ -84,7 +82,6 @@ def _warm(subject: Subject, form: Form) -> Step:
     """A step that has been recorded, where steps are; what cannot be recorded would be timed as something else."""
     recipe = subject.by("auto")
     method = build_method(recipe, subject.device, subject.precision, fused=form.fused)
-    form.change(method)
     step = Step(
         method,
         method,
