@@ -1,6 +1,6 @@
-# make demo   install into .venv, pretrain on drawn textures, evaluate, report; three minutes on two cores, and the install
+# make demo   install into .venv, pretrain on synthetic textures, evaluate, report: three minutes on two cores, plus the install
 # make test   lint, type-check and test
-# make lint   only lint and type-check
+# make lint   lint and type-check only
 .PHONY: demo test lint clean
 PYTHON ?= python3
 BIN = .venv/bin
@@ -18,7 +18,7 @@ lint: .venv/.installed-dev
 	$(BIN)/ruff format --check src tests examples benchmarks
 	$(BIN)/mypy
 
-# The stamps make a second start quick: pip runs again only when what it reads has changed.
+# Stamp files: pip runs again only if pyproject.toml or constraints.txt changed.
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable .

@@ -1,10 +1,10 @@
 """TiCo in one file: Algorithm 1 of the paper with everything it needs, on one GPU or none.
 
     python examples/tico_in_one_file.py photos/        # any folder of images
-    python examples/tico_in_one_file.py                # random images, to see that it runs
+    python examples/tico_in_one_file.py                # random images, as a smoke test
 
-Plain torch and torchvision, nothing of the package. What it leaves out, the package has: exact views in batches,
-checkpoints, several GPUs, monitoring and evaluation.
+Plain torch and torchvision, no imports from the package, which adds batched views, checkpoints, multi-GPU training,
+monitoring and evaluation.
 """
 
 import copy
@@ -26,7 +26,7 @@ BATCH, EPOCHS, BASE_LR, WEIGHT_DECAY, WARMUP = 64, 10, 0.2, 1.5e-6, 1
 
 
 def make_view(blur: float, solarise: float) -> v2.Transform:
-    """BYOL's random transformations; T blurs always, T' seldom, and solarises."""
+    """BYOL's random augmentations: T always blurs; T' blurs rarely and sometimes solarises."""
     kernel = 2 * (IMAGE_SIZE // 20) + 1
     return v2.Compose(
         [
@@ -87,7 +87,7 @@ def tico_loss(z_1: Tensor, z_2: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def lars_step(network: nn.Module, momenta: dict[str, Tensor], lr: float) -> None:
-    """LARS: weights move by a thousandth of their own norm; biases and BatchNorm by plain momentum."""
+    """LARS with a trust coefficient of 0.001; biases and BatchNorm use plain momentum."""
     for name, p in network.named_parameters():
         g = p.grad
         assert g is not None
@@ -123,7 +123,7 @@ def main(folder: str | None) -> None:
                 for xi, theta in zip(fm.parameters(), f.parameters()):
                     xi.lerp_(theta, 1 - alpha)
             step += 1
-        print(f"epoch {epoch + 1}/{EPOCHS}  loss {loss.item():.3f}  (collapse would read {RHO})")
+        print(f"epoch {epoch + 1}/{EPOCHS}  loss {loss.item():.3f}  (at collapse: {RHO})")
     torch.save(f[0].state_dict(), "encoder.pth")  # type: ignore[index]
     print("wrote encoder.pth, for torchvision.models.resnet18")
 
