@@ -37,7 +37,7 @@ method = build_method(recipe, device, precision)
 optimizer = build_optimizer(method, recipe.optimizer)
 step = Step(method, method, optimizer, subject.views, precision, device, recipe.training.clip_gradient, "auto")
 for number in range(WARM_UP + 1):
-    float(step(subject.portion, LR, PROGRESS).output.loss.detach())
+    float(step(subject.raw, LR, PROGRESS).output.loss.detach())
     marks.setdefault("first_step", time.time())
 print(json.dumps(marks | {"recorded": time.time(), "execution": step.execution}))
 """

@@ -59,7 +59,7 @@ def timed(recipe: Recipe[Any], forms: Mapping[str, Form], seconds: float) -> Ite
     for name, form in forms.items():
         try:
             step = _warm(subject, form)
-            works[name], execution = partial(step, subject.portion, LR, PROGRESS), step.execution
+            works[name], execution = partial(step, subject.raw, LR, PROGRESS), step.execution
         except RuntimeError as error:
             yield {"form": name, "error": str(error).strip().splitlines()[0][:200]}
     for name, laps in time_in_turn(works, seconds, device).items():
@@ -95,7 +95,7 @@ def _warm(subject: Subject, form: Form) -> Step:
     )
     fallbacks.drain()
     for _ in range(WARM_UP + 1):
-        step(subject.portion, LR, PROGRESS)
+        step(subject.raw, LR, PROGRESS)
     for what, reason in fallbacks.drain().items():
         raise RuntimeError(fallbacks.sentence(what, reason))
     return step

@@ -35,7 +35,7 @@ def loader(count: int = 23, batch_size: int = 5, seed: int = 0) -> Loader:
 
 
 def order(loader: Loader, start: int, stop: int) -> list[list[int]]:
-    return [portion.index.tolist() for portion in loader.iterate(start, stop)]
+    return [raw.index.tolist() for raw in loader.iterate(start, stop)]
 
 
 @pytest.mark.parametrize(("count", "batch_size"), [(23, 5), (20, 5), (7, 7), (9, 2)])
@@ -62,16 +62,16 @@ def test_what_is_left_out_changes_from_epoch_to_epoch():
 
 
 def test_images_belong_to_their_indices():
-    for portion in loader().iterate(0, 9):
-        assert portion.pixels.flatten().tolist() == portion.index.tolist()
-        assert portion.pixels.dtype == torch.uint8
+    for raw in loader().iterate(0, 9):
+        assert raw.pixels.flatten().tolist() == raw.index.tolist()
+        assert raw.pixels.dtype == torch.uint8
 
 
 def test_decisions_are_those_of_the_step_whoever_asks():
     it = loader()
-    for step, portion in enumerate(it.iterate(2, 5), 2):
+    for step, raw in enumerate(it.iterate(2, 5), 2):
         uniforms = VIEWS.draw(5, generator(0, "views", step))
-        assert torch.equal(portion.decisions, VIEWS.decide(uniforms, torch.ones(5, 2)))
+        assert torch.equal(raw.decisions, VIEWS.decide(uniforms, torch.ones(5, 2)))
 
 
 def test_the_order_is_a_function_of_seed_and_epoch():
@@ -150,10 +150,10 @@ def test_streamed_views_do_not_depend_on_the_workers_and_are_those_of_whole_imag
     source, pixels = folder_and_archive(tmp_path)
     streamed = Loader(source, VIEWS, 4, 7, CPU, workers)
     assert streamed.storage == f"decoded by {workers} processes"
-    for step, portion in enumerate(streamed.iterate(1, 9), 1):
-        images = [pixels[place] for place in portion.index.tolist()]
+    for step, raw in enumerate(streamed.iterate(1, 9), 1):
+        images = [pixels[place] for place in raw.index.tolist()]
         expected = VIEWS(images, VIEWS.draw(4, generator(7, "views", step)))
-        for view, other in zip(VIEWS.make(portion.pixels, portion.decisions), expected, strict=True):
+        for view, other in zip(VIEWS.make(raw.pixels, raw.decisions), expected, strict=True):
             close = (view - other).abs() < 6 / 255  # crops are rounded to eight bits, and jitter magnifies that
             solarised_elsewhere = ((view + other) - 1).abs() < 6 / 255
             assert (close | solarised_elsewhere).all()
@@ -174,9 +174,9 @@ def test_batches_of_a_part_of_a_packed_file(tmp_path):
     part = open_packed(tmp_path / "x.tico").limited(7)
     it = Loader(part, VIEWS, 7, 0, CPU)
     assert it.storage == "memory-mapped"
-    (portion,) = it.iterate(0, 1)
+    (raw,) = it.iterate(0, 1)
     whole = open_packed(tmp_path / "x.tico")
-    assert torch.equal(portion.pixels, whole.take(portion.index * 2))
+    assert torch.equal(raw.pixels, whole.take(raw.index * 2))
 
 
 @pytest.mark.parametrize("processes", [False, True])

@@ -31,7 +31,7 @@ from tico_ssl.methods._queue import KeyQueue, mean_cosine
 from tico_ssl.networks.batch_norm import share_statistics
 from tico_ssl.networks.target import overlapping
 from tico_ssl.optim.groups import build_optimizer
-from tico_ssl.pipeline.loader import Portion
+from tico_ssl.pipeline.loader import RawBatch
 from tico_ssl.report import report
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
@@ -111,19 +111,19 @@ def views_of(recipe, dtype=torch.float32):
     return Views(recipe.views, recipe.data.image_size, recipe.data.mean, recipe.data.std, dtype)
 
 
-def portion_of(views, number=0, device=CPU):
+def raw_batch(views, number=0, device=CPU):
     """Textures, and what is to be done to them, as a loader would hand them over."""
     images, labels = draw_textures(BATCH, SIZE, seed=number)
     generator = torch.Generator().manual_seed(number)
     decisions = views.decide(views.draw(BATCH, generator), torch.full((BATCH, 2), float(SIZE)))
     index = torch.randperm(IMAGES, generator=generator)[:BATCH]
-    return Portion(*(one.to(device) for one in (images, decisions, index, labels)))
+    return RawBatch(*(one.to(device) for one in (images, decisions, index, labels)))
 
 
 def batch_of(recipe, number=0, dtype=torch.float32):
     views = views_of(recipe, dtype)
-    portion = portion_of(views, number)
-    return Batch(views.make(portion.pixels, portion.decisions), portion.index, portion.label)
+    raw = raw_batch(views, number)
+    return Batch(views.make(raw.pixels, raw.decisions), raw.index, raw.label)
 
 
 def stepped(method, optimizer, batch, progress):
@@ -245,7 +245,7 @@ def made_steps(recipe, device, steps=10, overlap=True, dtype=torch.float32):
     losses = []
     for number in range(steps):
         torch.manual_seed(number)
-        outcome = step(portion_of(views, number, device), 1e-4 * (1 + number), number / steps)
+        outcome = step(raw_batch(views, number, device), 1e-4 * (1 + number), number / steps)
         losses.append(float(outcome.output.loss.detach()))
     assert step.execution == resolve_execution(execution, device)
     return losses, {key: value.cpu() for key, value in method.state_dict().items()}

@@ -13,7 +13,7 @@ from tico_ssl.methods.tico import Config, TiCo
 from tico_ssl.networks.batch_norm import kept_statistics
 from tico_ssl.networks.recomputing import recompute_blocks
 from tico_ssl.optim.groups import build_optimizer, load_optimizer
-from tico_ssl.pipeline.loader import Portion
+from tico_ssl.pipeline.loader import RawBatch
 from tico_ssl.runtime import fallbacks
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.pretrain import build_method
@@ -59,8 +59,8 @@ def trained(recipe, device, steps=STEPS, lr=0.01):
     for number in range(steps):
         images = torch.randint(0, 256, (16, 3, 20, 20), dtype=torch.uint8, generator=generator)
         decisions = views.decide(views.draw(16, generator), torch.full((16, 2), 20.0))
-        portion = Portion(images.to(device), decisions.to(device), torch.arange(16, device=device))
-        outcome = step(portion, lr * (number + 1) / steps, number / steps)
+        raw = RawBatch(images.to(device), decisions.to(device), torch.arange(16, device=device))
+        outcome = step(raw, lr * (number + 1) / steps, number / steps)
         losses.append(float(outcome.output.loss.detach()))
     return losses, {name: value.cpu() for name, value in method.state_dict().items()}
 

@@ -24,7 +24,7 @@ from tico_ssl.config.views import ViewPolicy
 from tico_ssl.data.source import Source
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.optim.groups import build_optimizer
-from tico_ssl.pipeline.loader import Portion
+from tico_ssl.pipeline.loader import RawBatch
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.pretrain import build_method
 from tico_ssl.training.step import Outcome, Step
@@ -119,10 +119,10 @@ def _described(policies: list[ViewPolicy]) -> str:
 def _subject_of(subject: Subject, recipe: Recipe[Any]) -> Subject:
     """The same images for another recipe, with labels for a method that wants some."""
     subject = Subject.of(recipe, subject.device, subject.precision, subject.source)
-    label = subject.portion.label
+    label = subject.raw.label
     if label is None:
-        label = torch.zeros_like(subject.portion.index)
-    return replace(subject, portion=replace(subject.portion, label=label))
+        label = torch.zeros_like(subject.raw.index)
+    return replace(subject, raw=replace(subject.raw, label=label))
 
 
 def _time_method(subject: Subject, seconds: float, reference: MethodCost | None) -> MethodCost:
@@ -137,8 +137,8 @@ def _time_method(subject: Subject, seconds: float, reference: MethodCost | None)
     step = Step(method, method, optimizer, subject.views, subject.precision, device, clip, "auto")
     last: list[Outcome] = []
 
-    def work(portion: Portion = subject.portion) -> None:
-        last[:] = [step(portion, LR, PROGRESS)]
+    def work(raw: RawBatch = subject.raw) -> None:
+        last[:] = [step(raw, LR, PROGRESS)]
 
     with counted_passes(method) as passes:
         work()  # the first steps are eager in every execution, so hooks see them

@@ -63,7 +63,7 @@ def _time_variant(
 ) -> RivalSpeed:
     torch.backends.cudnn.benchmark = channels_last  # the example does not set it; a step of this package may have
     step = LightlyStep(subject.recipe, subject.device, precision, channels_last)
-    first, second, *_ = subject.views.make(subject.portion.pixels, subject.portion.decisions)
+    first, second, *_ = subject.views.make(subject.raw.pixels, subject.raw.decisions)
     first, second = first.float(), second.float()
     network = time_calls(lambda: step(first, second), seconds, subject.device)
     return RivalSpeed(name, statistics.median(network), _time_training(subject, step, seconds))

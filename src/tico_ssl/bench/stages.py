@@ -15,7 +15,7 @@ from tico_ssl.config.sections import Execution
 from tico_ssl.data.source import Source
 from tico_ssl.methods._base import Batch, StepOutput
 from tico_ssl.optim.groups import build_optimizer
-from tico_ssl.pipeline.loader import Loader, Portion
+from tico_ssl.pipeline.loader import Loader, RawBatch
 from tico_ssl.pipeline.streaming import CHUNK
 from tico_ssl.pipeline.workers import AHEAD, default_workers
 from tico_ssl.runtime.device import autocast
@@ -37,7 +37,7 @@ class Subject:
     source: Source
     views: Views
     loader: Loader
-    portion: Portion
+    raw: RawBatch
     workers: int
 
     @classmethod
@@ -54,7 +54,7 @@ class Subject:
         """Images of a step."""
         return self.recipe.training.batch_size
 
-    def portions(self) -> Iterator[Portion]:
+    def raw_batches(self) -> Iterator[RawBatch]:
         """The loader's batches, without end."""
         return self.loader.iterate(0, ENDLESS)
 
@@ -79,7 +79,7 @@ class StagedStep:
     output: StepOutput
 
     def __init__(self, subject: Subject) -> None:
-        self.subject, self.portion = subject, subject.portion
+        self.subject, self.raw = subject, subject.raw
         self.method = build_method(subject.by("eager"), subject.device, subject.precision)
         self.optimizer = build_optimizer(self.method, subject.recipe.optimizer)
         self.progress: float | Tensor = PROGRESS
@@ -89,13 +89,13 @@ class StagedStep:
 
     def views(self) -> None:
         """Views of the images."""
-        self.made = self.subject.views.make(self.portion.pixels, self.portion.decisions)
+        self.made = self.subject.views.make(self.raw.pixels, self.raw.decisions)
 
     def forward(self) -> None:
         """All networks and the loss."""
         views = tuple(as_input(view) for view in self.made)
         with autocast(self.subject.device, self.subject.precision):
-            self.output = self.method(Batch(views, self.portion.index, self.portion.label))
+            self.output = self.method(Batch(views, self.raw.index, self.raw.label))
 
     def backward(self) -> None:
         """Gradients, clipped if the recipe says so."""
@@ -141,11 +141,11 @@ def time_execution(subject: Subject, execution: Execution, seconds: float) -> Sp
     on_gpu = subject.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    recipe, device, portion = subject.by(execution), subject.device, subject.portion
+    recipe, device, raw = subject.by(execution), subject.device, subject.raw
     method = build_method(recipe, device, subject.precision)
     optimizer = build_optimizer(method, recipe.optimizer)
     clip, data = recipe.training.clip_gradient, recipe.data
-    ready = replace(portion, pixels=subject.views.make(portion.pixels, portion.decisions))
+    ready = replace(raw, pixels=subject.views.make(raw.pixels, raw.decisions))
 
     def step_with(views: Views) -> Step:
         return Step(method, method, optimizer, views, subject.precision, device, clip, execution)
@@ -156,9 +156,9 @@ def time_execution(subject: Subject, execution: Execution, seconds: float) -> Sp
     gc.collect()
     torch.cuda.empty_cache()
     step = step_with(subject.views)
-    whole = time_calls(lambda: step(portion, LR, PROGRESS), seconds, device)
-    portions = subject.portions()
-    training = time_calls(lambda: step(next(portions), LR, PROGRESS), seconds, device, **in_full_flow(subject))
+    whole = time_calls(lambda: step(raw, LR, PROGRESS), seconds, device)
+    batches = subject.raw_batches()
+    training = time_calls(lambda: step(next(batches), LR, PROGRESS), seconds, device, **in_full_flow(subject))
     peak = torch.cuda.max_memory_allocated() if on_gpu else None
     made = step.execution if step.execution == execution else f"{step.execution} instead of {execution}"
     return Speed(made, statistics.median(network), statistics.median(whole), statistics.fmean(training), peak)
@@ -166,8 +166,8 @@ def time_execution(subject: Subject, execution: Execution, seconds: float) -> Sp
 
 def time_loader(subject: Subject, seconds: float) -> float:
     """Mean seconds until the loader has handed over a batch."""
-    portions = subject.portions()
-    return statistics.fmean(time_calls(lambda: next(portions), seconds, subject.device, **in_full_flow(subject)))
+    batches = subject.raw_batches()
+    return statistics.fmean(time_calls(lambda: next(batches), seconds, subject.device, **in_full_flow(subject)))
 
 
 def in_full_flow(subject: Subject) -> dict[str, int]:

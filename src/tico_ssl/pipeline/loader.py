@@ -27,7 +27,7 @@ PIECE = 1024  # images that are moved to the device at a time, so that mapped on
 
 
 @dataclass(frozen=True)
-class Portion:
+class RawBatch:
     """A step's images on the device, whole (N, C, H, W) or as one batch of crops for each view; what is to be done to
     them; their places in the source; and their labels, if they have any."""
 
@@ -73,7 +73,7 @@ class Loader:
         elif resident and device.type == "cuda" and _fits(source, device):
             self._resident, self.storage = _on_device(source, device), "on the GPU"
 
-    def iterate(self, start: int, stop: int) -> Generator[Portion]:
+    def iterate(self, start: int, stop: int) -> Generator[RawBatch]:
         """From one step to another; files are decoded ahead."""
         yield from self._streamed(start, stop) if self._stream is not None else self._taken(start, stop)
 
@@ -87,7 +87,7 @@ class Loader:
         epoch, position = divmod(step, self.steps_per_epoch)
         return self._order(epoch)[position * self.batch_size :][self._mine]
 
-    def _taken(self, start: int, stop: int) -> Iterator[Portion]:
+    def _taken(self, start: int, stop: int) -> Iterator[RawBatch]:
         for step in range(start, stop):
             index = self.indices(step)
             if self._resident is not None:
@@ -95,9 +95,9 @@ class Loader:
             else:
                 with self._waiting():
                     images = sent(self.source.take(index), self.device)
-            yield self._portion(images, self.views.decide(self._uniforms(step), sizes_of(images)), index)
+            yield self._raw_batch(images, self.views.decide(self._uniforms(step), sizes_of(images)), index)
 
-    def _streamed(self, start: int, stop: int) -> Iterator[Portion]:
+    def _streamed(self, start: int, stop: int) -> Iterator[RawBatch]:
         assert self._stream is not None
         tasks = (
             Task(self.indices(step).numpy(), self._uniforms(step)[..., : PLACE.width].numpy())
@@ -107,7 +107,7 @@ class Loader:
         for step in range(start, stop):
             with self._waiting():
                 crops = next(batches)
-            yield self._portion(crops, self.views.decide(self._uniforms(step)), self.indices(step))
+            yield self._raw_batch(crops, self.views.decide(self._uniforms(step)), self.indices(step))
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -115,9 +115,9 @@ class Loader:
         yield
         self._waited += time.perf_counter() - before
 
-    def _portion(self, pixels: Tensor | tuple[Tensor, ...], decisions: Tensor, index: Tensor) -> Portion:
+    def _raw_batch(self, pixels: Tensor | tuple[Tensor, ...], decisions: Tensor, index: Tensor) -> RawBatch:
         labels = [] if self.source.labels is None else [self.source.labels[index]]
-        return Portion(pixels, *(sent(x, self.device) for x in (decisions, index, *labels)))
+        return RawBatch(pixels, *(sent(x, self.device) for x in (decisions, index, *labels)))
 
     def _uniforms(self, step: int) -> Tensor:
         return self.views.draw(self.batch_size, generator(self.seed, "views", step))[self._mine]

@@ -41,10 +41,10 @@ def measure(recipe: Recipe[Any]) -> Cost:
         settings.execution,
         settings.parts,
     )
-    portions = subject.portions()
+    batches = subject.raw_batches()
     flow = in_full_flow(subject)
     flow["at_least"] = max(FEWEST_STEPS, flow.get("at_least", 0))
-    times = time_calls(lambda: step(next(portions), LR, PROGRESS), TIMED_SECONDS, device, **flow)
+    times = time_calls(lambda: step(next(batches), LR, PROGRESS), TIMED_SECONDS, device, **flow)
     return Cost(
         statistics.fmean(times),
         subject.loader.steps_per_epoch,

@@ -20,7 +20,7 @@ from tico_ssl.networks.fused import fuse
 from tico_ssl.networks.recomputing import recompute_blocks
 from tico_ssl.networks.storage import save_backbone
 from tico_ssl.optim.groups import build_optimizer
-from tico_ssl.pipeline.loader import Loader, Portion
+from tico_ssl.pipeline.loader import Loader, RawBatch
 from tico_ssl.pipeline.sheet import COLUMNS, save_contact_sheet
 from tico_ssl.pipeline.workers import default_workers
 from tico_ssl.results.run_folder import Run, create_run
@@ -118,7 +118,7 @@ class _Moments:
     monitor: Monitor
     knn: OnlineKnn | None
 
-    def hooks(self) -> Hooks[Portion]:
+    def hooks(self) -> Hooks[RawBatch]:
         return Hooks(
             make_step=self.make_step,
             log_due=self.log_due,
@@ -129,21 +129,21 @@ class _Moments:
             tell=self.tell,
         )
 
-    def batches(self, start: int) -> Generator[Portion]:
+    def batches(self, start: int) -> Generator[RawBatch]:
         """Those of all steps; of the first one's views a contact sheet is drawn."""
         setup, sheet = self.setup, self.run.folder / "views.png"
-        for number, portion in enumerate(setup.loader.iterate(start, setup.plan.steps), start):
+        for number, raw in enumerate(setup.loader.iterate(start, setup.plan.steps), start):
             if number == 0 and distributed.is_main():
-                places = portion.index[:COLUMNS].tolist()
+                places = raw.index[:COLUMNS].tolist()
                 originals = [readable(setup.source, place, setup.loader.bad) for place in places]
                 views = setup.loader.views
-                save_contact_sheet(sheet, originals, views.make(portion.pixels, portion.decisions), views)
+                save_contact_sheet(sheet, originals, views.make(raw.pixels, raw.decisions), views)
                 self.monitor.show("views", sheet)
-            yield portion
+            yield raw
 
-    def make_step(self, step: int, portion: Portion) -> Outcome:
+    def make_step(self, step: int, raw: RawBatch) -> Outcome:
         plan = self.setup.plan
-        return self.step(portion, plan.lr(step), step / plan.steps)
+        return self.step(raw, plan.lr(step), step / plan.steps)
 
     def log_due(self, done: int) -> bool:
         every = self.setup.recipe.training.log_every_steps

@@ -24,7 +24,7 @@ from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput
 from tico_ssl.networks.batch_norm import kept_statistics
 from tico_ssl.networks.target import overlapping
 from tico_ssl.optim.groups import set_learning_rate
-from tico_ssl.pipeline.loader import Portion
+from tico_ssl.pipeline.loader import RawBatch
 from tico_ssl.runtime import distributed, fallbacks
 from tico_ssl.runtime.device import autocast
 from tico_ssl.views.executor import Views
@@ -67,7 +67,7 @@ class Step:
         self._forward: Callable[..., StepOutput] = self._loss
         if "compiled" in self.execution:
             self._forward = _Compiled(self._loss, self._give_up)
-        self._run: Callable[[Portion], Outcome] = self._compute
+        self._run: Callable[[RawBatch], Outcome] = self._compute
         if "captured" in self.execution:
             self._run = _Captured(self._compute, self._give_up, method, overlap)
         self._progress: float | Tensor = 0.0
@@ -75,23 +75,23 @@ class Step:
             self._progress = torch.zeros((), device=device)
             torch.backends.cudnn.benchmark = True  # shapes never change
 
-    def __call__(self, portion: Portion, lr: float, progress: float) -> Outcome:
+    def __call__(self, raw: RawBatch, lr: float, progress: float) -> Outcome:
         """One step; progress runs from 0 to 1 over the run."""
         set_learning_rate(self.optimizer, lr)
         if isinstance(self._progress, Tensor):
             self._progress.fill_(progress)
         else:
             self._progress = progress
-        return self._run(portion)
+        return self._run(raw)
 
-    def _compute(self, portion: Portion) -> Outcome:
-        made = tuple(as_input(view) for view in self.views.make(portion.pixels, portion.decisions))
+    def _compute(self, raw: RawBatch) -> Outcome:
+        made = tuple(as_input(view) for view in self.views.make(raw.pixels, raw.decisions))
         self.optimizer.zero_grad(set_to_none=True)
         if self.parts > 1:
-            output = self._in_parts(Batch(made, portion.index, portion.label))
+            output = self._in_parts(Batch(made, raw.index, raw.label))
         else:
             with autocast(self.device, self.precision):
-                output = self._forward(made, portion.index, portion.label)
+                output = self._forward(made, raw.index, raw.label)
             output.loss.backward()
         if self.clip_gradient is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_gradient)
@@ -176,32 +176,32 @@ class _Compiled:
 class _Captured:
     """A step that is recorded after a few, then replayed; or made as it is if that fails."""
 
-    def __init__(self, step: Callable[[Portion], Outcome], give_up: GiveUp, method: nn.Module, overlap: bool) -> None:
+    def __init__(self, step: Callable[[RawBatch], Outcome], give_up: GiveUp, method: nn.Module, overlap: bool) -> None:
         self.step, self.give_up, self.method, self.calls = step, give_up, method, 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.stream, self.side = torch.cuda.Stream(), torch.cuda.Stream() if overlap else None
 
-    def __call__(self, portion: Portion) -> Outcome:
+    def __call__(self, raw: RawBatch) -> Outcome:
         self.calls += 1
         if self.calls == WARM_UP + 1:
-            self._record(portion)
+            self._record(raw)
         if self.graph is None:
-            return self._beside(portion)
-        for mine, theirs in zip(_tensors(self.inputs), _tensors(portion), strict=True):
+            return self._beside(raw)
+        for mine, theirs in zip(_tensors(self.inputs), _tensors(raw), strict=True):
             mine.copy_(theirs, non_blocking=True)
         self.graph.replay()
         return self.outcome
 
-    def _beside(self, portion: Portion) -> Outcome:
+    def _beside(self, raw: RawBatch) -> Outcome:
         """On a stream of its own, where work must be done once before it can be recorded."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream), overlapping(self.method, self.side):
-            outcome = self.step(portion)
+            outcome = self.step(raw)
         torch.cuda.current_stream().wait_stream(self.stream)
         return outcome
 
-    def _record(self, portion: Portion) -> None:
-        self.inputs = _copied(portion)
+    def _record(self, raw: RawBatch) -> None:
+        self.inputs = _copied(raw)
         graph = torch.cuda.CUDAGraph()
         try:
             with (
@@ -230,14 +230,14 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _tensors(portion: Portion) -> list[Tensor]:
+def _tensors(raw: RawBatch) -> list[Tensor]:
     """All that a step reads."""
-    pixels = [portion.pixels] if isinstance(portion.pixels, Tensor) else list(portion.pixels)
-    return [*pixels, portion.decisions, portion.index] + ([] if portion.label is None else [portion.label])
+    pixels = [raw.pixels] if isinstance(raw.pixels, Tensor) else list(raw.pixels)
+    return [*pixels, raw.decisions, raw.index] + ([] if raw.label is None else [raw.label])
 
 
-def _copied(portion: Portion) -> Portion:
-    pixels = portion.pixels
+def _copied(raw: RawBatch) -> RawBatch:
+    pixels = raw.pixels
     pixels = pixels.clone() if isinstance(pixels, Tensor) else tuple(crop.clone() for crop in pixels)
-    label = None if portion.label is None else portion.label.clone()
-    return Portion(pixels, portion.decisions.clone(), portion.index.clone(), label)
+    label = None if raw.label is None else raw.label.clone()
+    return RawBatch(pixels, raw.decisions.clone(), raw.index.clone(), label)

@@ -21,7 +21,7 @@ from tico_ssl.methods._base import Batch, Method, StepOutput
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.batch_norm import share_statistics
 from tico_ssl.optim.groups import decay_groups, optimizer_of
-from tico_ssl.pipeline.loader import Loader, Portion
+from tico_ssl.pipeline.loader import Loader, RawBatch
 from tico_ssl.pipeline.workers import default_workers
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import resolve_precision
@@ -146,7 +146,7 @@ class _Moments:
         self.steps = self.epochs * steps_per_epoch
         self.clock, self.display = Clock(*begin), Display(job.name, self.steps, begin.step, LINES)
 
-    def hooks(self) -> Hooks[Portion]:
+    def hooks(self) -> Hooks[RawBatch]:
         return Hooks(
             make_step=self.make_step,
             log_due=self.epoch_ended,
@@ -156,8 +156,8 @@ class _Moments:
             sound=_learns,
         )
 
-    def make_step(self, step: int, portion: Portion) -> Outcome:
-        return self.step(portion, self.job.settings.share_of_rate(step, self.steps), step / self.steps)
+    def make_step(self, step: int, raw: RawBatch) -> Outcome:
+        return self.step(raw, self.job.settings.share_of_rate(step, self.steps), step / self.steps)
 
     def epoch_ended(self, done: int) -> bool:
         return done % self.steps_per_epoch == 0
