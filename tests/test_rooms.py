@@ -133,6 +133,16 @@ for kind in ("methods", "evaluations"):
     assert loaded_after(everything) == []
 
 
+def test_losses_methods_and_optimisers_need_no_library_of_backbones():
+    everything = """
+from tico_ssl import LARS, TiCo, TiCoLoss, tico_loss
+from tico_ssl.config import catalogue
+for name in catalogue.entries("methods"):
+    catalogue.load("methods", name)
+"""
+    assert loaded_after(everything) == ["torch"]
+
+
 @pytest.fixture
 def finished(tmp_path):
     """The folder of a run that was trained and evaluated, with what is read of it."""

@@ -1,8 +1,8 @@
 """Backbones by name: `torchvision/resnet50`, `timm/vit_small_patch16_224`, or the narrow `tico/resnet18-w16`.
 
 The classifier is taken off, the width of the pooled features found by a trial run, and ResNets get a stem that suits
-small images. Parameter names stay the library's own, so weights move freely between libraries. timm is
-imported when one of its models is asked for: its registry takes a second.
+small images. Parameter names stay the library's own, so weights move freely between libraries. A library is
+imported when a model of it is built: each takes a second or more, and losses and methods need neither.
 """
 
 import inspect
@@ -11,9 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torchvision
 from torch import Tensor, nn
-from torchvision.models.resnet import BasicBlock
 
 from tico_ssl.config.sections import BACKBONE_LIBRARIES, IMAGENET_MEAN, IMAGENET_STD, BackboneConfig
 from tico_ssl.networks import weight_standardisation
@@ -80,16 +78,20 @@ def catalogue(library: str) -> list[str]:
 
         return [f"timm/{name}" for name in timm.list_models()]
     if library == "torchvision":
-        return [f"torchvision/{name}" for name in torchvision.models.list_models(module=torchvision.models)]
+        from torchvision import models
+
+        return [f"torchvision/{name}" for name in models.list_models(module=models)]
     return ["tico/resnet10-w16", "tico/resnet18-w16", "tico/resnet18-w32"]
 
 
 def _from_torchvision(model: str, config: BackboneConfig, image_size: int) -> nn.Module:
-    known = torchvision.models.list_models(module=torchvision.models)
+    from torchvision import models
+
+    known = models.list_models(module=models)
     if model not in known:
         raise UserError(f"backbone.name: torchvision has no model '{model}'{_near(model, known)}")
     arguments = torchvision_arguments(model, config, image_size)
-    network = _construct(lambda: torchvision.models.get_model(model, weights=None, **arguments), config)
+    network = _construct(lambda: models.get_model(model, weights=None, **arguments), config)
     _remove_classifier(network)
     _set_input_channels(network, config.channels)
     return network
@@ -163,6 +165,8 @@ class NarrowResNet(nn.Module):
 
 
 def _stage(planes: int, out: int, count: int, stride: int) -> nn.Sequential:
+    from torchvision.models.resnet import BasicBlock
+
     shortcut = None
     if stride != 1 or planes != out:
         convolution = nn.Conv2d(planes, out, 1, stride=stride, bias=False)
