@@ -83,7 +83,7 @@ def test_results_outlive_their_protocols(my_lab, tmp_path):
         assert verdict([(protocol, {"trained": {"top1": 50.0}, "untrained": {"top1": 20.0}})]) is None
     with pytest.raises(UserError, match=r"^evaluation my_lab\.wrong: METRICS are of type Metric$"):
         declared("my_lab.wrong")
-    with pytest.raises(UserError, match="must say which way is better"):
+    with pytest.raises(UserError, match="must declare which direction is better"):
         Metric("x", verdict=True)
 
 

@@ -373,7 +373,7 @@ def told(source, changes) -> tuple:
 def test_another_method_begins_with_its_own_defaults(key):
     recipe, lines = told("cifar10/tico", {key: "simclr"})
     assert recipe.method == load_recipe(mapping(method={"name": "simclr"})).method
-    assert lines == ["method simclr begins with its own defaults: hidden, dim, ema_start of tico are dropped"]
+    assert lines == ["method simclr starts from its own defaults: hidden, dim, ema_start of tico are dropped"]
     assert recipe.optimizer == load_recipe("cifar10/tico").optimizer
 
 

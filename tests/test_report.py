@@ -162,7 +162,7 @@ def test_a_run_in_progress_and_one_that_stopped_say_so(page_alone, tmp_path):
     for file in run.folder.iterdir():
         os.utime(file, (past, past))
     record = read_record(run.folder)
-    assert "stopped: epoch 1 of 2, last sign of life 2.0 h ago" in record.state
+    assert "stopped: epoch 1 of 2, last activity 2.0 h ago" in record.state
     assert "--resume" in record.state
     text = report(run.folder).read_text()
     assert "The run is stopped: epoch 1 of 2" in text
@@ -174,7 +174,7 @@ def test_a_run_that_has_written_nothing_but_its_recipe_has_a_report(page_alone, 
     run.metrics_file.unlink()
     (run.folder / "environment.json").write_text("{cut o")
     text = report(run.folder).read_text()
-    assert "before its first line of metrics" in text
+    assert "before its first logged step" in text
     assert "No step has been logged yet." in text
 
 
@@ -613,7 +613,7 @@ def test_a_broken_recipe_and_an_empty_study_are_one_line(tmp_path):
         report(tmp_path)
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "study.yaml").write_text("{}")
-    with pytest.raises(UserError, match="no run of this study has begun"):
+    with pytest.raises(UserError, match="no run of this study has started"):
         report(tmp_path / "study")
     with pytest.raises(UserError, match="which run"):
         report([])

@@ -1,1 +1,1 @@
-"""What a run is told: sections, recipes, studies, catalogues. Nothing here imports torch."""
+"""Settings of a run: sections, recipes, studies, catalogues. Nothing here imports torch."""

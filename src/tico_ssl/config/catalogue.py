@@ -2,8 +2,8 @@
 its file name, except those whose name begins with an underscore. Outside this package a dotted import path is a name
 too: `my_lab.methods.better_tico`.
 
-What an entry declares - its settings, its metrics, its first line - can be read without importing it: of the module's
-statements only those are executed that the declaration depends on. So a recipe is checked, described and listed before
+What an entry declares (its settings, its metrics, its first line) can be read without importing it: only the
+module's statements that the declaration depends on are executed. So a recipe is checked, described and listed before
 torch is imported, and a method stays one file.
 """
 
@@ -22,7 +22,7 @@ from tico_ssl.runtime.errors import UserError, suggestion
 
 PACKAGE = Path(__file__).parents[1]
 
-# kind: what one of its entries is called, and what each of them must have
+# kind: what an entry is called in messages, and the names that each must define
 KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "methods": ("method", ("Config", "build")),
     "evaluations": ("evaluation", ("Config", "run")),
@@ -38,7 +38,7 @@ def entries(kind: str) -> list[str]:
 
 
 def require(kind: str, name: str) -> None:
-    """Refuse a name that no entry has. One elsewhere is believed until it is loaded."""
+    """Refuse an unknown name. Dotted import paths are checked when they are loaded."""
     _module_name(kind, name)
 
 
@@ -49,7 +49,7 @@ def load(kind: str, name: str) -> ModuleType:
         module = importlib.import_module(module_name)
     except (ImportError, TypeError, ValueError, SyntaxError) as error:
         if module_name != name:
-            raise  # a module of this package: a missing library, or a mistake of ours
+            raise  # a module of this package: a missing dependency or a bug
         raise UserError(f"{KINDS[kind][0]} '{name}' cannot be imported: {error}") from error
     for part in KINDS[kind][1]:
         if not hasattr(module, part):
@@ -58,18 +58,18 @@ def load(kind: str, name: str) -> ModuleType:
 
 
 def declaration(kind: str, name: str, part: str, default: Any = ...) -> Any:
-    """What a module binds to a name at its top level, without importing the module unless that is already done.
+    """The value of a name at a module's top level, read without importing the module (unless it already is).
 
-    Without a default, an entry that does not declare it is refused.
+    Without a default, an entry that does not define it is refused.
     """
     module_name = _module_name(kind, name)
     module = sys.modules.get(module_name)
     file = None if module else _file(module_name)
     if module is None and file is None:
-        module = load(kind, name)  # no Python file to read, or one that cannot be found: the import says so
+        module = load(kind, name)  # no Python source found: importing gives the error
     try:
         found = getattr(module, part, ...) if file is None else _read(file, module_name, part)
-    except Exception:  # whatever is wrong with a module, importing it says so
+    except Exception:  # importing the module gives the error
         found = getattr(load(kind, name), part, ...)
     if found is ... and default is ...:
         raise _missing(kind, name, part)
@@ -77,7 +77,7 @@ def declaration(kind: str, name: str, part: str, default: Any = ...) -> Any:
 
 
 def summary(kind: str, name: str) -> str:
-    """The first line of a module's docstring, which is its entry in a listing."""
+    """The first line of a module's docstring, for listings."""
     file = _file(_module_name(kind, name))
     text = ast.get_docstring(_parsed(file)) if file else load(kind, name).__doc__
     return (text or "").strip().partition("\n")[0]
@@ -92,11 +92,11 @@ def _module_name(kind: str, name: str) -> str:
 
 
 def _missing(kind: str, name: str, part: str) -> UserError:
-    return UserError(f"'{name}' is no {KINDS[kind][0]}: it has no '{part}'")
+    return UserError(f"'{name}' is not a valid {KINDS[kind][0]}: it has no '{part}'")
 
 
 def _file(module_name: str) -> Path | None:
-    """The source of a module. Packages around it are imported, it is not."""
+    """The source file of a module. Its parent packages are imported, the module is not."""
     try:
         spec = importlib.util.find_spec(module_name)
     except (ImportError, TypeError, ValueError, SyntaxError):
@@ -111,7 +111,7 @@ def _parsed(file: Path) -> ast.Module:
 
 @functools.cache
 def _read(file: Path, module_name: str, part: str) -> Any:
-    """The value of a name, from the statements of a module that it depends on; `...` where nothing binds it."""
+    """The value of a name, from only those statements of a module that it depends on; `...` if it is not defined."""
     body = _parsed(file).body
     binding = {name: statement for statement in body for name in _bound(statement)}
     if part not in binding:
@@ -132,7 +132,7 @@ def _read(file: Path, module_name: str, part: str) -> Any:
 
 
 def _reduced(statement: ast.stmt, names: set[str]) -> ast.stmt:
-    """A statement as it is; of an import, only what is needed: the rest may want torch."""
+    """A statement; of an import, only the names needed: others may need torch."""
     if not isinstance(statement, ast.Import | ast.ImportFrom):
         return statement
     reduced = copy.copy(statement)
@@ -145,7 +145,7 @@ def _bound_by(alias: ast.alias) -> str:
 
 
 def _bound(statement: ast.stmt) -> Iterator[str]:
-    """The names that a statement gives a value to."""
+    """The names that a statement binds."""
     if isinstance(statement, ast.ClassDef | ast.FunctionDef):
         yield statement.name
     elif isinstance(statement, ast.Import | ast.ImportFrom):

@@ -1,8 +1,8 @@
-"""Recipes: everything that decides a run, in one typed tree.
+"""Recipes: all settings of a run in one typed tree.
 
 A recipe is a packaged name (`cifar10/tico`), a YAML file, or a mapping. `base:` names another recipe to start from;
-overrides (`training.epochs=5`, `views.*.blur=0`, `method=simclr`) come last. However it was given, the same values make
-the same run. Another method than that of the recipe below it begins with its own defaults.
+overrides (`training.epochs=5`, `views.*.blur=0`, `method=simclr`) come last. The same values give the same run, however
+they were specified. A method other than the base's starts from its own defaults.
 """
 
 import re
@@ -21,20 +21,20 @@ from tico_ssl.config.views import ViewPolicy, named_policy
 from tico_ssl.runtime.errors import UserError, suggestion
 
 M = TypeVar("M", bound=MethodConfig)
-Tell = Callable[[str], object]  # who is told what a person would not expect
+Tell = Callable[[str], object]  # receives notes for the user
 
-METHOD = "tico"  # of a recipe that names none
+METHOD = "tico"  # default
 
 
 def _nobody(line: str) -> None:
-    """Is told, and says nothing."""
+    """Ignore a note."""
 
 
 class Recipe(Section, Generic[M]):
     """A whole run."""
 
     description: str = ""
-    """What this recipe is for, and what to expect of it."""
+    """Purpose of this recipe, and the result to expect."""
     data: DataConfig = DataConfig()
     views: Annotated[list[ViewPolicy], Field(min_length=1)]
     backbone: BackboneConfig = BackboneConfig()
@@ -71,8 +71,8 @@ class Recipe(Section, Generic[M]):
 def load_recipe(
     source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None, tell: Tell = _nobody
 ) -> Recipe[Any]:
-    """The recipe behind a name, a file or a mapping, with overrides, checked. `tell` gets a line about settings that
-    are dropped since the method is another one."""
+    """The recipe of a name, a file or a mapping, with overrides, checked. `tell` receives a line about settings that
+    were dropped because the method was changed."""
     notes: list[str] = []
     values, where = _raw(source, notes)
     changes = {_full_key(key, value): value for key, value in (overrides or {}).items()}
@@ -99,12 +99,12 @@ def packaged_recipes() -> list[str]:
 
 
 def recipe_summary(name: str) -> str:
-    """The description of a recipe, for a listing: nothing else of it is checked."""
+    """The description of a recipe, for a listing; the rest is not checked."""
     return str(_raw(name, [])[0].get("description", "")).strip()
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """'training.epochs=5' as a key and a value, which is read as YAML."""
+    """'training.epochs=5' as key and value; the value is parsed as YAML."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UserError(f"'{text}' is not of the form key=value")
@@ -112,7 +112,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 def dump_recipe(recipe: Recipe[Any]) -> str:
-    """The recipe as YAML that runs again as it is."""
+    """The recipe as YAML, itself a valid recipe."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, width=120)
 
 
@@ -120,7 +120,7 @@ class _Loader(yaml.SafeLoader):
     """YAML that reads 1e-3 as a number, as people and YAML 1.2 do."""
 
 
-_Loader.yaml_implicit_resolvers = {  # a copy: the base class's table stays as it is
+_Loader.yaml_implicit_resolvers = {  # a copy, to leave the base class unchanged
     first: list(resolvers) for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
@@ -129,7 +129,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """YAML, or one line that says what is wrong with it."""
+    """Parsed YAML; errors are one line."""
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -141,7 +141,7 @@ def parse_yaml(text: str, where: str) -> Any:
 def _raw(
     source: str | Path | Mapping[str, Any], notes: list[str], above: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], str]:
-    """The values of a recipe with those of its base below them."""
+    """The values of a recipe merged over those of its base."""
     if isinstance(source, Mapping):
         values, where = _deep_copy(dict(source)), "recipe"
     else:
@@ -151,7 +151,7 @@ def _raw(
             raise UserError(f"{where}: a recipe is a mapping of sections")
     base = values.pop("base", None)
     if str(base) in above:
-        raise UserError(f"{where}: its base leads back to itself ({' -> '.join((*above, str(base)))})")
+        raise UserError(f"{where}: circular base ({' -> '.join((*above, str(base)))})")
     if not base:
         return values, where
     below, _ = _raw(base, notes, (*above, str(base)))
@@ -168,8 +168,8 @@ def _text(name: str) -> tuple[str, str]:
         try:
             return path.read_text(encoding="utf-8"), name
         except UnicodeDecodeError as error:
-            raise UserError(f"{name}: not a text in UTF-8 ({error})") from error
-    known = name.replace("_", "-")  # as some names were written once
+            raise UserError(f"{name}: not UTF-8 text ({error})") from error
+    known = name.replace("_", "-")  # older spelling of some names
     if known not in packaged_recipes():
         raise UserError(f"no recipe is called '{name}'{suggestion(name, packaged_recipes())}")
     return (resources.files("tico_ssl") / "recipes" / f"{known}.yaml").read_text(encoding="utf-8"), f"recipe {known}"
@@ -181,13 +181,13 @@ def _full_key(key: str, value: Any) -> str:
 
 
 def _with_method(values: dict[str, Any], name: Any, notes: list[str]) -> dict[str, Any]:
-    """The values for a method of this name: one that is not theirs begins with nothing but its defaults."""
+    """The values with a method of this name: a different method starts from its own defaults."""
     given = values.get("method", {})
     if not isinstance(name, str) or not isinstance(given, dict) or name == (old := given.get("name", METHOD)):
         return values
     dropped = [key for key in given if key != "name"]
     if dropped:
-        notes.append(f"method {name} begins with its own defaults: {', '.join(dropped)} of {old} are dropped")
+        notes.append(f"method {name} starts from its own defaults: {', '.join(dropped)} of {old} are dropped")
     return values | {"method": {"name": name}}
 
 
@@ -212,7 +212,7 @@ def _overridden(values: Any, path: list[str], value: Any, key: str) -> Any:
             raise UserError(f"override '{key}': '{head}' must be * or a number from 0 to {len(values) - 1}")
         return [_overridden(item, rest, value, key) if i in places else item for i, item in enumerate(values)]
     if values is not None and not isinstance(values, dict):
-        raise UserError(f"override '{key}': '{head}' is below a plain value")
+        raise UserError(f"override '{key}': '{head}' is inside a plain value")
     values = dict(values or {})
     values[head] = _overridden(values.get(head), rest, value, key)
     return values

@@ -21,7 +21,7 @@ class Section(BaseModel):
 
 
 class MethodConfig(Section):
-    """What every method's settings begin with."""
+    """Settings that all methods have."""
 
     minimum_views: ClassVar[int] = 2
 
@@ -33,7 +33,7 @@ S = TypeVar("S", bound=Section)
 
 
 def validate(kind: type[S], values: dict[str, Any], where: str) -> S:
-    """Build a section, or say in one line which key is wrong, where, and what would be right."""
+    """Build a section; an error is one line that names the key, where it is and what is valid."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -61,7 +61,7 @@ def _one_line(kind: type[Section], error: ValidationError) -> str:
 
 
 def _fields_at(kind: type[Section], path: list[str]) -> list[str]:
-    """The valid keys at a place in a recipe, for suggestions."""
+    """The valid keys at a path in a recipe, for suggestions."""
     current: Any = kind
     for part in path:
         if part.isdigit() or not hasattr(current, "model_fields") or part not in current.model_fields:

@@ -1,4 +1,4 @@
-"""The sections that every recipe has beside its views and its method: data, backbone, optimizer and training."""
+"""The sections of every recipe besides views and method: data, backbone, optimizer and training."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,32 +10,32 @@ Values = Annotated[tuple[float, ...], Field(strict=False)]
 
 
 class DataConfig(Section):
-    """Which images, and what the network is shown of them."""
+    """The training images, and how they are loaded and normalised."""
 
     source: str | list[str] = "textures"
     """A folder of images (with or without class folders, with or without train/ and test/; ImageNet, Tiny-ImageNet,
-    Places-205, iNaturalist 2018 and VOC2007 as they are handed out), several of them, a text file of paths, a packed,
-    .npz, .npy, .tar or .parquet file, or a name: textures, cifar10, cifar100, stl10, ... `FORMAT:` before a place says
-    how to read it, also by a module of your own: my_lab.formats.dicom:scans/. Empty: --data says it."""
+    Places-205, iNaturalist 2018 and VOC2007 as distributed), a list of folders, a text file of paths, a packed, .npz,
+    .npy, .tar or .parquet file, or a name: textures, cifar10, cifar100, stl10, ... A prefix `FORMAT:` selects the
+    format, also from a module of your own: my_lab.formats.dicom:scans/. Empty: given by --data."""
     root: str = "data"
-    """Where data sets that are given by name lie on disk."""
+    """Folder of data sets that are given by name."""
     download: bool = False
-    """Fetch a data set that is given by name when it is not there."""
+    """Download a data set that is given by name if it is missing."""
     image_size: Annotated[int, Field(ge=8)] = 32
-    """Pixels of the square that the network sees."""
+    """Side of the network's square input, in pixels."""
     reduced_decoding: bool = True
-    """Decode large JPEGs at a half, a quarter or an eighth of their size where even the smallest crop keeps the view's
-    pixels."""
+    """Decode large JPEGs at 1/2, 1/4 or 1/8 of their size, as long as even the smallest crop has at least the view's
+    resolution."""
     most_bad: Annotated[float, Field(ge=0, le=1)] = 0.05
-    """Share of unreadable files above which a run stops before it begins."""
+    """Fraction of unreadable files above which a run refuses to start."""
     on_gpu: bool = True
-    """Keep arrays and packed squares on the GPU if all of them take less than two fifths of its free memory."""
+    """Keep images of one size on the GPU if they take less than two fifths of its free memory."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """Train on this many images, drawn evenly from the whole (textures: draw this many)."""
+    """Train on this number of images, evenly spaced in the data set (textures: generate this number); default: all."""
     mean: Values = (0.485, 0.456, 0.406)
-    """Mean of each channel, taken off; ImageNet's by default."""
+    """Mean per channel, subtracted; default: ImageNet's."""
     std: Values = (0.229, 0.224, 0.225)
-    """Standard deviation of each channel, divided by."""
+    """Standard deviation per channel, divided by; default: ImageNet's."""
 
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -45,49 +45,49 @@ BACKBONE_LIBRARIES = ("torchvision", "timm", "tico")
 
 
 class BackboneConfig(Section):
-    """The network that is trained and kept."""
+    """The network that is trained and saved."""
 
     name: str = "torchvision/resnet50"
     """library/model: torchvision/..., timm/..., or tico/resnet18-w16 (any width)."""
     stem: Literal["auto", "standard", "small"] = "auto"
-    """ResNets: 'small' is a 3x3 convolution without max-pool; 'auto' takes it for images up to 64 pixels."""
+    """ResNets: 'small' is a 3x3 convolution without max-pool; 'auto' uses it for images up to 64 pixels."""
     channels: Annotated[int, Field(ge=1)] = 3
     """Channels of the input images."""
     zero_gamma: bool = True
-    """ResNets: begin every residual block as the identity (last BatchNorm of a block scaled by zero)."""
+    """ResNets: initialise every residual block as the identity (zero weight in its last BatchNorm)."""
     weight_standardisation: bool = False
-    """Standardise the kernels of all convolutions while training; baked into the weights when a backbone is saved."""
+    """Weight standardisation of all convolutions during training; folded into the weights of the saved backbone."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the library's constructor, for example {patch_size: 4}."""
 
 
 class OptimizerConfig(Section):
-    """How weights move."""
+    """Optimiser and learning rate schedule."""
 
     name: Literal["lars", "sgd", "adamw"] = "lars"
-    """LARS for large batches, SGD or AdamW otherwise."""
+    """LARS (for large batches), SGD or AdamW."""
     lr: Annotated[float, Field(gt=0)] = 0.2
-    """Base learning rate for 256 images; the peak rate is this times batch_size / 256, unless scale_lr is off."""
+    """Base learning rate for a batch of 256; the peak rate is lr * batch_size / 256, unless scale_lr is off."""
     scale_lr: bool = True
-    """Scale the rate linearly with the global batch."""
+    """Scale the learning rate linearly with the global batch size."""
     end_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """The cosine ends at this share of the peak rate."""
+    """Final learning rate of the cosine schedule, as a fraction of the peak."""
     warmup_epochs: Annotated[float, Field(ge=0)] = 10.0
-    """Linear warm-up from zero."""
+    """Epochs of linear warm-up from zero."""
     weight_decay: Annotated[float, Field(ge=0)] = 1.5e-6
-    """Applied to weights with two or more dimensions; biases and normalisation are left out."""
+    """Applied to weights with two or more dimensions, not to biases and normalisation parameters."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Of LARS and SGD."""
+    """Momentum of LARS and SGD."""
     trust_coefficient: Annotated[float, Field(gt=0)] = 1e-3
-    """LARS: the length of a step relative to the weight's norm."""
+    """LARS: norm of an update relative to the norm of the weight."""
     clip_trust: bool = False
-    """LARS: the learning rate bounds the adapted rate of a weight instead of multiplying it, as in solo-learn."""
+    """LARS: the learning rate is the upper bound of the adapted rate instead of its factor (LARC, solo-learn)."""
     nesterov: bool = False
-    """Of SGD."""
+    """SGD: Nesterov momentum."""
     betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.999)
-    """Of AdamW."""
+    """AdamW: decay rates of the first and second moments."""
     one_dimensional_lr_ratio: Annotated[float, Field(gt=0)] = 1.0
-    """Multiplies the rate of biases and normalisation parameters (Barlow Twins: 0.024). Lower it if they blow up."""
+    """Learning rate factor of biases and normalisation parameters (Barlow Twins: 0.024). Lower it if they diverge."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "OptimizerConfig":
@@ -105,38 +105,38 @@ Execution = Literal["auto", "eager", "compiled", "captured", "compiled and captu
 
 
 class TrainingConfig(Section):
-    """How long, in which portions, and how often to look."""
+    """Length, batch size, execution and logging."""
 
     epochs: Annotated[int, Field(ge=1)] = 100
     """Passes over the training images."""
     batch_size: Annotated[int, Field(ge=2)] = 256
-    """Images per step, over all processes together."""
+    """Global batch size: images per step over all processes."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Of everything random: weights, order, views."""
+    """Random seed of weights, image order and views."""
     precision: Precision = "auto"
-    """auto: bf16 on GPUs that have it, else fp32."""
+    """auto: bf16 where the device supports it well, else fp32."""
     execution: Execution = "auto"
-    """How steps are carried out: one operation after the other (eager), through torch.compile (which takes a minute or
-    two), or recorded as a CUDA graph and replayed. auto: captured on one GPU, else eager."""
+    """eager, compiled (torch.compile, which takes a minute or two), or captured as a CUDA graph. auto: captured on one
+    GPU, else eager."""
     recompute: bool = False
-    """Compute the activations of each block again for the backward pass instead of keeping them: the same step with
-    less memory, about a quarter slower."""
+    """Activation checkpointing: recompute each block in the backward pass. Same result, less memory, about a quarter
+    slower."""
     parts: Annotated[int, Field(ge=1)] = 1
-    """Send the batch through the networks in so many parts, for even less memory. The loss and its covariance are those
-    of the whole batch; BatchNorm sees parts, which changes the method."""
+    """Number of parts in which the batch goes through the networks, to save more memory. Loss and covariance are those
+    of the whole batch; BatchNorm statistics are those of the parts, which changes the method."""
     clip_gradient: Annotated[float, Field(gt=0)] | None = None
-    """Largest norm of the gradient, if it is to be clipped."""
+    """Maximum gradient norm; default: no clipping."""
     log_every_steps: Annotated[int, Field(ge=1)] = 50
-    """Steps between two lines of metrics."""
+    """Steps between logged metrics."""
     knn_every_epochs: Annotated[int, Field(ge=0)] = 0
-    """Epochs between two kNN evaluations, if the data have labels; 0: never."""
+    """Epochs between online kNN evaluations, if the data have labels; 0: never."""
     knn_images: Annotated[int, Field(ge=100)] = 10_000
-    """Training images that this quick kNN compares with."""
+    """Number of training images in the online kNN."""
     linear_probe: bool = False
-    """Also fit a linear classifier to the same features whenever kNN is measured; training is not touched by it."""
+    """Also fit a linear classifier to the features of each online kNN. Does not affect training."""
     checkpoint_every_epochs: Annotated[int, Field(ge=1)] = 1
-    """Epochs between two checkpoints; the last epoch always writes one."""
+    """Epochs between checkpoints; the last epoch always writes one."""
     checkpoint_seconds: Annotated[float, Field(ge=0)] = 30.0
-    """And seconds, at least: where epochs are short, writing checkpoints would take longer than training."""
+    """Minimum seconds between checkpoints, so that short epochs are not dominated by writing them."""
     workers: Annotated[int, Field(ge=1)] | None = None
-    """Processes that decode image files; by default one for each processor, 16 at most. Changes no result."""
+    """Processes that decode image files; default: one per CPU core, at most 16. Does not affect results."""

@@ -1,4 +1,4 @@
-"""What a study says, and which runs that makes: recipes side by side, grids of changes, seeds, a budget."""
+"""Studies and the runs they expand to: recipes side by side, grids of overrides, seeds, a budget."""
 
 import itertools
 import re
@@ -18,7 +18,7 @@ from tico_ssl.config.section import Section, validate
 from tico_ssl.runtime.errors import UserError, suggestion
 
 Changes = dict[str, Any]
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"  # it is the name of a folder, too
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"  # also a folder name
 
 
 def _usual_protocols() -> dict[str, Changes]:
@@ -26,34 +26,34 @@ def _usual_protocols() -> dict[str, Changes]:
 
 
 class RunEntry(Section):
-    """One run of a study: a recipe and changes to it."""
+    """One run of a study: a recipe and overrides."""
 
     name: Annotated[str, Field(pattern=NAME)]
-    """Of its folder, and in the table."""
+    """Name of its folder and of its row in the table."""
     recipe: str | None = None
-    """A packaged recipe or a YAML file; by default the study's base."""
+    """A packaged recipe or a YAML file; default: the study's base."""
     overrides: Changes = Field(default_factory=dict)
-    """Changes to the recipe, such as {method.rho: 20.0}."""
+    """Overrides of the recipe, such as {method.rho: 20.0}."""
 
 
 class Budget(Section):
-    """How long every run trains: so many epochs, so many seconds, or as long as another run takes for so many epochs.
+    """How long every run trains: a number of epochs or seconds, or the time that one of the runs takes for its epochs.
 
-    Seconds are those that the run's steps take while nothing else is at work, measured before anything is trained."""
+    Seconds are predicted from a run's step time, measured on an idle machine before anything is trained."""
 
     epochs: Annotated[int, Field(ge=1)] | None = None
-    """Of every run, or of the one in `epochs_of`."""
+    """Epochs of every run, or of the run in `epochs_of`."""
     seconds: Annotated[float, Field(gt=0)] | None = None
-    """Of training, for every run. Whole epochs are trained, as many as come nearest, and one at least."""
+    """Seconds of training for every run, rounded to whole epochs, at least one."""
     epochs_of: str | None = None
-    """Name of a run: every run trains for the time that its `epochs` take."""
+    """Name of a run: every run trains for the time that this one takes for `epochs`."""
 
     @model_validator(mode="after")
     def _one_measure(self) -> "Budget":
         if (self.epochs is None) == (self.seconds is None):
             raise ValueError("budget needs either epochs or seconds")
         if self.epochs_of is not None and self.epochs is None:
-            raise ValueError("budget.epochs_of needs budget.epochs: how many of them")
+            raise ValueError("budget.epochs_of needs budget.epochs")
         return self
 
     @property
@@ -63,24 +63,24 @@ class Budget(Section):
 
 
 class Study(Section):
-    """Runs that are compared: every entry of `runs`, at every point of `grid`, with every seed."""
+    """Runs to compare: every entry of `runs`, at every point of `grid`, with every seed."""
 
     description: str = ""
-    """What is asked, and what to expect."""
+    """The question of the study, and the expected result."""
     base: str = "demo"
-    """The recipe of runs that name none."""
+    """Default recipe of the runs."""
     overrides: Changes = Field(default_factory=dict)
-    """Changes to the recipes of all runs; those of a run and of the grid come after them."""
+    """Overrides for all runs, applied before those of a run and of the grid."""
     runs: list[RunEntry] = Field(default_factory=list)
-    """Recipes to compare; without any, the base alone."""
+    """Recipes to compare; default: the base alone."""
     grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
-    """Values of a key of the recipe, all combined with all: {method.rho: [4.0, 8.0], method.beta: [0.9, 0.99]}."""
+    """Values by recipe key, in all combinations: {method.rho: [4.0, 8.0], method.beta: [0.9, 0.99]}."""
     seeds: list[Annotated[int, Field(ge=0)]] = Field(default_factory=lambda: [0], min_length=1)
-    """Every run is made once with each."""
+    """Every run is repeated with each seed."""
     protocols: dict[str, Changes] = Field(default_factory=_usual_protocols)
-    """Evaluations with their settings, such as {knn: {}, linear: {iterations: 200}}; a list of names will do."""
+    """Evaluations with their settings, such as {knn: {}, linear: {iterations: 200}}, or a list of names."""
     budget: Budget | None = None
-    """Equal length for all runs; without it, the epochs of each recipe."""
+    """Equal length for all runs; default: the epochs of each recipe."""
 
     @field_validator("protocols", mode="before")
     @classmethod
@@ -103,7 +103,7 @@ class Study(Section):
 
 @dataclass(frozen=True)
 class Variant:
-    """A recipe with its changes: one row of the table, one run for each seed."""
+    """A recipe with its overrides: one row of the table, one run per seed."""
 
     name: str
     recipe: str
@@ -117,7 +117,7 @@ class Variant:
             raise UserError(f"run {self.name}: {error}") from error
 
     def with_seed(self, seed: int, epochs: int | None) -> Changes:
-        """All changes to the recipe; without `epochs` it keeps its own."""
+        """All overrides of the recipe; without `epochs` it keeps its own."""
         return self.changes | {"training.seed": seed} | ({} if epochs is None else {"training.epochs": epochs})
 
 
@@ -130,12 +130,12 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Of the run folder."""
+        """Name of the run folder."""
         return f"{self.variant.name}-seed{self.seed}"
 
 
 def expand(study: Study) -> list[Variant]:
-    """The variants of a study in the order of its table: runs, and within each the grid, its last key fastest."""
+    """The variants of a study in the order of its table: by run, then by grid point, the last key varying fastest."""
     entries: list[RunEntry | None] = [*study.runs] or [None]
     variants = [
         Variant(_named(run, point), (run.recipe if run else None) or study.base, _changes(study, run, point))
@@ -152,7 +152,7 @@ def expand(study: Study) -> list[Variant]:
 
 
 def jobs(study: Study, only: list[str] | None = None) -> list[Job]:
-    """The runs of a study, or those `only` whose names (with or without the seed) are asked for."""
+    """The runs of a study, or `only` those with these names (with or without the seed)."""
     every = [Job(variant, seed) for variant in expand(study) for seed in study.seeds]
     for name in only or []:
         names = {known for job in every for known in (job.name, job.variant.name)}
@@ -170,7 +170,7 @@ def _changes(study: Study, run: RunEntry | None, point: Changes) -> Changes:
 
 
 def _in_turn(*parts: Mapping[str, Any]) -> Changes:
-    """All changes in the order in which they are made: of a key that is changed twice, the place of the later one."""
+    """Overrides in the order in which they are applied; a repeated key takes the position of its last occurrence."""
     changes: Changes = {}
     for key, value in (item for part in parts for item in part.items()):
         changes.pop(key, None)
@@ -179,7 +179,7 @@ def _in_turn(*parts: Mapping[str, Any]) -> Changes:
 
 
 def _named(run: RunEntry | None, point: Changes) -> str:
-    """tico-rho-8-beta-0.9: the run, then each key of the grid by its last word, or whole where that is ambiguous."""
+    """tico-rho-8-beta-0.9: the run, then the last part of each grid key, or the whole key if that is ambiguous."""
     last = Counter(key.split(".")[-1] for key in point)
     words = [run.name] if run else []
     for key, value in point.items():
@@ -194,7 +194,7 @@ def _in_words(value: Any) -> str:
 
 
 def check(study: Study, variants: list[Variant]) -> None:
-    """Every recipe and every protocol, before anything runs."""
+    """Check every recipe and every protocol, before anything runs."""
     for name in study.protocols:
         protocol_settings(study, name)
     for variant in variants:
@@ -214,7 +214,7 @@ def packaged_studies() -> list[str]:
 
 
 def load_study(name: str | Path, overrides: Mapping[str, Any] | None = None) -> Study:
-    """A packaged study or one in a YAML file, with changes to the recipes of all its runs."""
+    """A packaged study or a YAML file, with overrides for all its runs."""
     text, where = _text(str(name))
     values = parse_yaml(text, where)
     if not isinstance(values, dict):
@@ -224,7 +224,7 @@ def load_study(name: str | Path, overrides: Mapping[str, Any] | None = None) -> 
 
 
 def _changed(study: Study, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A study with more changes to all its runs, which are made after those of the runs."""
+    """A study with further overrides for all its runs, applied after those of the runs."""
     for key in overrides:
         if any(key in run.overrides for run in study.runs) or any(_touches(key, other) for other in study.grid):
             raise UserError(f"{key} differs between the runs of this study, so it cannot be one value for all")
@@ -237,7 +237,7 @@ def _touches(key: str, other: str) -> bool:
 
 
 def dump_study(study: Study) -> str:
-    """The study as YAML that runs again as it is."""
+    """The study as YAML, itself a valid study."""
     return yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, width=120)
 
 
@@ -254,4 +254,4 @@ def _text(name: str) -> tuple[str, str]:
     try:
         return path.read_text(encoding="utf-8"), name
     except UnicodeDecodeError as error:
-        raise UserError(f"{name}: not a text in UTF-8 ({error})") from error
+        raise UserError(f"{name}: not UTF-8 text ({error})") from error

@@ -20,62 +20,62 @@ class ViewPolicy(Section):
     """One view, in the order of BYOL: crop, flip, (jigsaw,) colour jitter, greyscale, blur, solarise, normalise."""
 
     count: Annotated[int, Field(ge=1)] = 1
-    """How many views are drawn with this policy."""
+    """Number of views with this policy."""
     size: Annotated[int, Field(ge=1)] | None = None
-    """Pixels of the square view; by default the recipe's data.image_size."""
+    """Side of the square view in pixels; default: data.image_size."""
     relative_size: Annotated[float, Field(gt=0, le=4)] | None = None
-    """Instead of size: the view's side as a share of data.image_size, which then stays free to change."""
+    """Instead of size: side of the view as a fraction of data.image_size."""
     crop_scale: Range = (0.08, 1.0)
-    """Share of the image's area that a crop keeps."""
+    """Range of a crop's area, as a fraction of the image."""
     crop_ratio: Range = (3 / 4, 4 / 3)
-    """Width over height of a crop."""
+    """Range of a crop's aspect ratio, width over height."""
     flip: Probability = 0.5
-    """Mirror left and right."""
+    """Probability of a horizontal flip."""
     jigsaw: Annotated[int, Field(ge=0, le=8)] = 0
-    """Cut the view into so many rows and columns of pieces, in random order (PIRL: 3); 0: leave it whole."""
+    """Rows and columns of a jigsaw puzzle, its pieces in random order (PIRL: 3); 0: no jigsaw."""
     jitter: Probability = 0.8
-    """Change brightness, contrast, saturation and hue, in an order drawn for every image."""
+    """Probability of jittering brightness, contrast, saturation and hue, in a random order per image."""
     brightness: Strength = 0.4
-    """Factor within 1 plus or minus this."""
+    """Factor within 1 ± this."""
     contrast: Strength = 0.4
-    """Factor within 1 plus or minus this, about the mean grey."""
+    """Factor within 1 ± this, about the mean grey."""
     saturation: Strength = 0.2
-    """Factor within 1 plus or minus this."""
+    """Factor within 1 ± this."""
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.1
-    """Shift within plus or minus this share of the colour circle."""
+    """Shift within ± this fraction of the colour circle."""
     greyscale: Probability = 0.2
-    """Take the colours away."""
+    """Probability of a conversion to greyscale."""
     greyscale_first: bool = False
-    """Take the colours away before the jitter (MoCo v1), not after it."""
+    """Convert to greyscale before the jitter (MoCo v1), not after it."""
     blur: Probability = 0.0
-    """Gaussian blur with a kernel of a tenth of the view."""
+    """Probability of a Gaussian blur, with a kernel of a tenth of the view."""
     blur_sigma: Range = (0.1, 2.0)
-    """Its standard deviation in pixels."""
+    """Range of the blur's standard deviation, in pixels."""
     solarise: Probability = 0.0
-    """Invert every value of at least one half."""
+    """Probability of solarisation: values of at least 0.5 are inverted."""
 
     @model_validator(mode="after")
     def _ranges(self) -> "ViewPolicy":
         low, high = self.crop_scale
         if not 0 < low <= high <= 1:
-            raise ValueError(f"crop_scale must rise within (0, 1], got {list(self.crop_scale)}")
+            raise ValueError(f"crop_scale must satisfy 0 < low <= high <= 1, got {list(self.crop_scale)}")
         for name in ("crop_ratio", "blur_sigma"):
             low, high = getattr(self, name)
             if not 0 < low <= high:
-                raise ValueError(f"{name} must rise and be positive, got {[low, high]}")
+                raise ValueError(f"{name} must satisfy 0 < low <= high, got {[low, high]}")
         if self.size is not None and self.relative_size is not None:
-            raise ValueError("size and relative_size say the same thing twice; give one of them")
+            raise ValueError("size and relative_size exclude each other; give one of them")
         return self
 
     def side(self, image_size: int) -> int:
-        """Pixels of the square that a crop is resized to."""
+        """Side in pixels that a crop is resized to."""
         if self.relative_size is not None:
             return max(1, round(self.relative_size * image_size))
         return self.size or image_size
 
 
 def shorter_side(policies: Sequence[ViewPolicy], image_size: int) -> int:
-    """Pixels that an image needs along its shorter side, so that even the smallest crop has as many as its view."""
+    """Length of an image's shorter side, in pixels, at which even the smallest crop has the resolution of its view."""
     return max(math.ceil(policy.side(image_size) / math.sqrt(policy.crop_scale[0])) for policy in policies)
 
 
@@ -86,7 +86,7 @@ def packaged_policies() -> list[str]:
 
 
 def named_policy(name: str) -> list[dict[str, Any]]:
-    """The views of a packaged policy, as a recipe would write them out."""
+    """The views of a packaged policy, as a recipe spells them out."""
     if name not in packaged_policies():
         raise UserError(f"views: no policy is called '{name}'{suggestion(name, packaged_policies())}")
     views: list[dict[str, Any]] = yaml.safe_load(_policy_text(name))

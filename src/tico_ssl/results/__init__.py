@@ -1,7 +1,7 @@
-"""What came of runs, read and never computed: nothing here imports torch.
+"""Results of runs, read from disk: nothing here imports torch.
 
-run_folder, record, reading     a run on disk, what is known of it, and how that is read
-metrics, statistics, verdict, collapse   what numbers mean, mean and standard deviation, did pretraining help
-table, formats, comparison      results in the terminal, as Markdown, CSV or LaTeX, and several runs in one table
-study_state                     how far the runs of a study are
+run_folder, record, reading              a run on disk, its state and results, and how they are read
+metrics, statistics, verdict, collapse   meaning of numbers, mean and standard deviation, did pretraining help
+table, formats, comparison               tables in the terminal, as Markdown, CSV or LaTeX; several runs in one table
+study_state                              progress of the runs of a study
 """

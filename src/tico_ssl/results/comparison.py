@@ -1,4 +1,4 @@
-"""Several runs as one table: a row for each recipe, mean and standard deviation over its seeds."""
+"""Several runs in one table: a row per recipe, mean and standard deviation over its seeds."""
 
 import json
 import re
@@ -19,33 +19,33 @@ from tico_ssl.runtime.errors import UserError, suggestion
 from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.progress import console
 
-ON_THE_WAY = "kNN on the way"
+ONLINE_KNN = "online kNN"
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed alone: one row."""
+    """Runs that differ only in their seed: one row."""
 
     name: str
     records: list[Record]
 
     @property
     def first(self) -> Record:
-        """The run whose recipe stands for all."""
+        """The run whose recipe represents the group."""
         return self.records[0]
 
     def spread(self, value: Callable[[Record], float | None]) -> Spread | None:
-        """A number over the runs that have it."""
+        """Mean and standard deviation over the runs that have a value."""
         found = [number for record in self.records if (number := value(record)) is not None]
         return Spread.of(found) if found else None
 
     @property
     def seconds(self) -> Spread | None:
-        """Of training steps."""
+        """Time of training steps."""
         return self.spread(lambda record: record.cost[0] if record.cost else None)
 
     def number(self, protocol: str, metric: str, representation: str = "trained") -> Spread | None:
-        """A number of an evaluation over the seeds that have been evaluated."""
+        """A metric of an evaluation over the seeds that have been evaluated."""
         return self.spread(
             lambda record: (
                 record.current_results.get(protocol, {}).get("numbers", {}).get(representation, {}).get(metric)
@@ -62,11 +62,11 @@ class Comparison(Sheet):
 
     @property
     def headline(self) -> Quantity | None:
-        """The number that says which run is best, if there is one."""
+        """The metric that ranks the runs, if there is one."""
         return next((shown for shown in self.shown if shown.metric.verdict), None)
 
     def differing_settings(self) -> dict[str, list[Any]]:
-        """Keys in which recipes differ, with the value of each group; None where a recipe has no such key."""
+        """Recipe keys that differ, with the value of each group; None where a recipe has no such key."""
         settings = [recipe_settings(group.first) for group in self.groups]
         keys = dict.fromkeys(key for found in settings for key in found)
         values = {key: [found.get(key) for found in settings] for key in keys}
@@ -76,8 +76,8 @@ class Comparison(Sheet):
 def compare(
     runs: Sequence[str | Path], format: str | None = None, out: str | Path | None = None
 ) -> tuple[Comparison, str]:
-    """The table of some runs, or of the runs of studies, and its text; written to `out` if that is given. Without a
-    format the file's suffix says which: .md, .csv or .tex."""
+    """The table of runs, or of the runs of studies, and its text, also written to `out` if given. The default format
+    follows from the suffix: .md, .csv or .tex."""
     by_suffix = {".md": "markdown", ".csv": "csv", ".tex": "latex"}
     chosen = format or (by_suffix.get(Path(out).suffix, "markdown") if out is not None else "markdown")
     if chosen not in FORMATS:
@@ -92,14 +92,14 @@ def compare(
 
 
 def comparison_of(records: Sequence[Record], failed: Mapping[str, str] | None = None) -> Comparison:
-    """Runs of one recipe are a row; of every protocol its first number is shown. `failed`: reasons by run."""
+    """One row per recipe, with the first metric of every protocol. `failed`: reasons by run."""
     groups = grouped(records)
     shown = first_of_each(
         (protocol, found) for record in records for protocol, numbers in record.numbers for found in numbers.values()
     )
     head = ["run", "method", "seeds", "epochs", "seconds", "images/s"]
     if on_the_way := not shown and any(record.knn_on_the_way for record in records):
-        head.append(ON_THE_WAY)
+        head.append(ONLINE_KNN)
     head += [title for one in shown for title in (str(one), "untrained")]
     rows = [_row(group, shown, on_the_way) for group in groups]
     notes = _notes(records, shown) + [f"{name} failed: {reason}" for name, reason in (failed or {}).items()]
@@ -113,7 +113,7 @@ def read_comparison(folders: Sequence[str | Path]) -> Comparison:
 
 
 def grouped(records: Sequence[Record]) -> list[Group]:
-    """Runs whose recipes differ in nothing but the seed belong together."""
+    """Groups of runs whose recipes differ only in the seed."""
     found: dict[str, list[Record]] = {}
     for record in records:
         found.setdefault(json.dumps(recipe_settings(record), sort_keys=True, default=str), []).append(record)
@@ -126,7 +126,7 @@ def grouped(records: Sequence[Record]) -> list[Group]:
 
 
 def recipe_settings(record: Record) -> dict[str, Any]:
-    """The recipe as keys and values, without what does not decide a result or is expected to differ."""
+    """The recipe as flat keys and values, without those that do not affect results, and without the seed."""
     silent = ("description", "training.seed", "training.log_every_steps", "training.workers", "training.checkpoint")
     return {key: value for key, value in flattened(record.recipe).items() if not key.startswith(silent)}
 
@@ -154,7 +154,7 @@ def _row(group: Group, shown: Sequence[Quantity], on_the_way: bool) -> list[Cell
 
 
 def in_a_word(words: Sequence[str]) -> str:
-    """What all seeds say, or how many say what."""
+    """The verdict that all seeds share, or a count of each."""
     different = dict.fromkeys(words)
     return "".join(different) if len(different) < 2 else ", ".join(f"{words.count(w)} {w}" for w in different)
 
@@ -177,11 +177,11 @@ def _notes(records: Sequence[Record], shown: Sequence[Quantity]) -> list[str]:
         if not record.finished:
             notes.append(f"{record.name} is {record.state}.")
         elif record.results and not record.current_results:
-            notes.append(f"{record.name}: its results are of an earlier checkpoint: evaluate it again.")
+            notes.append(f"{record.name}: its results belong to an earlier checkpoint: evaluate it again.")
     protocols = [one.protocol for one in shown]
     for what in ("settings", "data"):
         if unlike := [protocol for protocol in protocols if _differ(records, protocol, what)]:
-            words = f"not all runs were evaluated with the same {what}, so these numbers do not quite compare."
+            words = f"not all runs were evaluated with the same {what}, so these numbers are not strictly comparable."
             notes.append(f"{', '.join(unlike)}: {words}")
     for protocol in protocols:
         missing = [record.name for record in records if protocol not in record.current_results]
@@ -189,20 +189,20 @@ def _notes(records: Sequence[Record], shown: Sequence[Quantity]) -> list[str]:
             notes.append(f"{protocol}: not measured for {_some(missing)}.")
     machines = {json.dumps([r.environment.get("gpu"), r.environment.get("processor")]) for r in records}
     if len(machines) > 1:
-        notes.append("Runs were made on different machines, so seconds and images/s do not compare.")
+        notes.append("Runs were made on different machines, so seconds and images/s are not comparable.")
     if not shown:
         notes.append(f"No run has been evaluated: `tico evaluate RUN {' '.join(USUAL)}`.")
     return notes
 
 
 def meaning(shown: Sequence[Quantity]) -> str:
-    """What the numbers of a table are, and in which unit."""
+    """What the numbers of a table mean, and their units."""
     units: dict[str, list[str]] = {}
     for one in shown:
         if one.metric.unit:
             units.setdefault(one.metric.unit, []).append(one.protocol)
     words = "".join(f"; {', '.join(protocols)} in {unit}" for unit, protocols in units.items())
-    return f"Mean ± sample standard deviation over seeds{words}. Seconds and images/s are of training steps alone."
+    return f"Mean ± sample standard deviation over seeds{words}. Seconds and images/s count training steps only."
 
 
 def _differ(records: Sequence[Record], protocol: str, what: str) -> bool:

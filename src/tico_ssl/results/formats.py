@@ -12,13 +12,13 @@ LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
 
 
 def as_markdown(sheet: Sheet) -> str:
-    """A table in Markdown, aligned for those who read it as text, with its notes."""
+    """A table in Markdown, its columns aligned, with its notes."""
     lines = markdown_lines(sheet.head, sheet.texts, sheet.left)
     return "\n".join([*lines, "", *(f"- {note}" for note in sheet.notes), ""])
 
 
 def as_csv(sheet: Sheet) -> str:
-    """A line for every row. Numbers as they are, their deviations in columns of their own."""
+    """A line per row. Numbers are not rounded; standard deviations have columns of their own."""
     several = [any(row[i].deviation is not None for row in sheet.rows) for i in range(len(sheet.head))]
     before = ""
     head = []
@@ -38,7 +38,7 @@ def as_csv(sheet: Sheet) -> str:
 
 
 def as_latex(sheet: Sheet) -> str:
-    """A tabular for the package booktabs."""
+    """A tabular for the booktabs package."""
     columns = "".join("l" if i in sheet.left else "r" for i in range(len(sheet.head)))
     lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", _latex_line(sheet.head), r"\midrule"]
     lines += [_latex_line(row) for row in sheet.texts]
@@ -51,7 +51,7 @@ def _latex_line(cells: Sequence[str]) -> str:
 
 
 def latex(text: str) -> str:
-    """Text that LaTeX sets as it is."""
+    """Text with LaTeX's special characters escaped."""
     return "".join(LATEX.get(letter, letter) for letter in text.replace("\n", " "))
 
 

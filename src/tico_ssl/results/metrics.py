@@ -1,8 +1,9 @@
-"""What the numbers of a protocol mean: unit, digits, which way is better. Each protocol declares it in its own file.
+"""Metrics of a protocol: unit, digits, which direction is better. Each protocol declares them in its own file.
 
     METRICS = (Metric("top1", "%", better="higher", verdict=True), Metric("weight_decay", shown=False))
 
-It is read without importing the protocol. Numbers that nobody has declared are shown as they are, and decide nothing.
+They are read without importing the protocol. Numbers that are not declared are shown unrounded and never used for
+a verdict.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,39 +17,39 @@ from tico_ssl.results.record import Numbers
 from tico_ssl.results.statistics import DEVIATION, with_deviation
 from tico_ssl.runtime.errors import UserError
 
-USUAL = tuple(Study().protocols)  # what is measured where nobody says otherwise
+USUAL = tuple(Study().protocols)  # default evaluations
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of a protocol, or several whose names depend on its settings."""
+    """A metric, or a family of metrics whose names depend on settings."""
 
     name: str
-    """As in the result. `*` stands for anything: top1_k* is top1_k20 and top1_k200."""
+    """Name in the result, with `*` as a wildcard: top1_k* matches top1_k20 and top1_k200."""
     unit: str = ""
-    """Such as %."""
+    """Unit, such as %."""
     digits: int = 1
-    """After the point, where people read it."""
+    """Decimal places in tables."""
     better: Literal["higher", "lower"] | None = None
     """None: neither, or it depends."""
     verdict: bool = False
-    """Whether it may say if pretraining helped. The first such number of a result does."""
+    """Whether it can decide if pretraining helped. The first such metric of a result does."""
     shown: bool = True
-    """False: it belongs to the result but measures nothing, such as a weight decay that was chosen."""
+    """False: recorded but not shown, such as a selected weight decay."""
 
     def __post_init__(self) -> None:
         if self.verdict and self.better is None:
-            raise UserError(f"metric '{self.name}' may carry the verdict, so it must say which way is better")
+            raise UserError(f"metric '{self.name}' may carry the verdict, so it must declare which direction is better")
 
 
-# Accuracies, whatever setting stands behind the name, such as top1_k20.
+# Accuracies, with or without a setting in the name, such as top1_k20.
 TOP1 = Metric("top1*", "%", better="higher", verdict=True)
 TOP5 = Metric("top5*", "%", better="higher")
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number of a protocol by its full name, and what is known of it."""
+    """A metric of a protocol by its full name."""
 
     protocol: str
     name: str
@@ -59,33 +60,33 @@ class Quantity:
 
     @property
     def title(self) -> str:
-        """Its name, with the unit."""
+        """Name with unit."""
         return f"{self.name} ({self.metric.unit})" if self.metric.unit else self.name
 
 
 @dataclass(frozen=True)
 class Measurement(Quantity):
-    """Its value under every representation, with the standard deviation of repetitions where there were some."""
+    """Values by representation, with the standard deviation over repetitions if there are any."""
 
     values: Numbers
     deviations: Numbers
 
     def text(self, representation: str) -> str:
-        """As it stands in a table; empty, where it was not measured."""
+        """Text of a table cell; empty if not measured."""
         if representation not in self.values:
             return ""
         return with_deviation(self.values[representation], self.deviations.get(representation), self.metric.digits)
 
     @property
     def gain(self) -> float | None:
-        """What training added, in the metric's unit; None without an untrained number to compare with."""
+        """Difference between trained and untrained, in the metric's unit; None without an untrained value."""
         if not {"trained", "untrained"} <= self.values.keys():
             return None
         return self.values["trained"] - self.values["untrained"]
 
 
 def declared(protocol: str) -> tuple[Metric, ...]:
-    """What a protocol says of its numbers."""
+    """The metrics that a protocol declares."""
     metrics = tuple(catalogue.declaration("evaluations", protocol, "METRICS", ()))
     if not all(isinstance(metric, Metric) for metric in metrics):
         raise UserError(f"evaluation {protocol}: METRICS are of type Metric")
@@ -93,7 +94,7 @@ def declared(protocol: str) -> tuple[Metric, ...]:
 
 
 def first_of_each(names: Iterable[tuple[str, Iterable[str]]]) -> list[Quantity]:
-    """Of every protocol the first number that people are shown, among the names of its numbers."""
+    """The first shown metric of every protocol."""
     found: dict[str, Quantity] = {}
     for protocol, given in names:
         if protocol not in found and (shown := _shown(protocol, given)):
@@ -102,7 +103,7 @@ def first_of_each(names: Iterable[tuple[str, Iterable[str]]]) -> list[Quantity]:
 
 
 def measurements(protocol: str, numbers: Mapping[str, Numbers]) -> list[Measurement]:
-    """The numbers of a result that people are shown."""
+    """The metrics of a result that are shown."""
     shown = _shown(protocol, (name for found in numbers.values() for name in found))
     return [
         Measurement(protocol, one.name, one.metric, _under(one.name, numbers), _under(one.name + DEVIATION, numbers))
@@ -117,7 +118,7 @@ def _shown(protocol: str, names: Iterable[str]) -> list[Quantity]:
 
 
 def _known(protocol: str) -> tuple[Metric, ...]:
-    """Results outlive protocols: of one that is gone, or broken by now, nothing is known."""
+    """Results outlive protocols: of one that was removed or fails to load, nothing is known."""
     try:
         return declared(protocol)
     except Exception:

@@ -1,4 +1,4 @@
-"""Everything that a run folder says, read once, whatever state the run is in."""
+"""Reading run folders, in whatever state the run is."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from tico_ssl.runtime.json_lines import read_json_lines
 
 
 def read_record(folder: str | Path) -> Record:
-    """Read a run. Files that are not there yet are as good as empty ones."""
+    """Read a run. Missing files count as empty."""
     run = open_run(folder)
     recipe = parse_yaml(run.recipe_file.read_text(encoding="utf-8"), str(run.recipe_file))
     if not isinstance(recipe, dict):
@@ -37,12 +37,12 @@ def read_record(folder: str | Path) -> Record:
 
 
 def is_study(folder: str | Path) -> bool:
-    """Whether `tico study` has made this folder."""
+    """Whether this is the folder of a study."""
     return study_file(Path(folder).expanduser()).is_file()
 
 
 def read_records(folders: Sequence[str | Path]) -> list[Record]:
-    """Runs, and the runs of studies in their order and with the times that these have measured; each once."""
+    """Runs and the runs of studies, each once; a study's runs in its order, with the times that it measured."""
     found: dict[Path, Record] = {}
     for folder in folders:
         path = Path(folder).expanduser()
@@ -52,14 +52,14 @@ def read_records(folders: Sequence[str | Path]) -> list[Record]:
 
 
 def failures(folder: str | Path) -> dict[str, str]:
-    """Why runs of a study failed, by name."""
+    """Reasons of failed runs of a study, by name."""
     return {name: reason for row in _rows(Path(folder).expanduser()).values() for name, reason in row["failed"].items()}
 
 
 def _runs_of(study: Path) -> list[Record]:
     inside = sorted(file.parent for file in study.glob("*/recipe.yaml"))
     if not inside:
-        raise UserError(f"{study}: no run of this study has begun")
+        raise UserError(f"{study}: no run of this study has started")
     rows = _rows(study)
     order = list(rows)
     variants = {path: path.name.rpartition("-seed")[0] for path in inside}
@@ -74,7 +74,7 @@ def _timed(record: Record, row: dict[str, Any]) -> Record:
 
 
 def _rows(study: Path) -> dict[str, dict[str, Any]]:
-    """The rows of a study's results.json, by the name of the variant."""
+    """The rows of a study's results.json, by variant."""
     return {row["run"]: row for row in _json(study / "results.json").get("rows", [])}
 
 
@@ -87,7 +87,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _warnings(log: Path) -> list[str]:
-    """Lines of the log that warn, every one once, without their time."""
+    """Warnings in the log, without repetition and time stamps."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     found = [re.sub(r"^\S+ \S+  ", "", line) for line in lines if "warning:" in line]
     return list(dict.fromkeys(found))

@@ -1,4 +1,4 @@
-"""What is known of a run, and one result of an evaluation as results.jsonl keeps it."""
+"""A run as read from its folder, and a result as stored in results.jsonl."""
 
 import time
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from tico_ssl.results.run_folder import Run
 
 Numbers = dict[str, float]
 Line = dict[str, Any]
-QUIET = 600.0  # seconds without a sign of life after which a run is taken for stopped, at least
-KNN = "knn_top1_k20"  # of the kNN between epochs, the number that stands for it
+QUIET = 600.0  # minimum seconds without activity after which a run counts as stopped
+KNN = "knn_top1_k20"  # the metric of online kNN
 
 
 @dataclass(frozen=True)
 class Result:
-    """One line of results.jsonl: numbers with everything that they depend on."""
+    """One line of results.jsonl: metrics with everything that they depend on."""
 
     protocol: str
     settings: dict[str, Any]
@@ -30,7 +30,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a run."""
+    """A run as read from its folder."""
 
     run: Run
     recipe: dict[str, Any]
@@ -42,18 +42,18 @@ class Record:
     warnings: list[str]
     checkpoint: str | None
     last_sign: float
-    """When something was last written, in seconds of the clock."""
+    """Time of the last write, in seconds since the epoch."""
     now: float = field(default_factory=time.time)
     timed: tuple[float, float] | None = None
-    """Seconds of training and images per second as a study says: timed while no other run slowed this one down."""
+    """Seconds of training and images per second, as a study measured them on an idle machine."""
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of its folder."""
         return self.run.folder.resolve().name
 
     def setting(self, key: str, default: Any = None) -> Any:
-        """A value of the recipe by its path, such as training.epochs."""
+        """A setting of the recipe by its path, such as training.epochs."""
         value: Any = self.recipe
         for part in key.split("."):
             if not isinstance(value, dict) or part not in value:
@@ -63,72 +63,72 @@ class Record:
 
     @cached_property
     def logged(self) -> list[Line]:
-        """The lines of training steps."""
+        """Metrics of training steps."""
         return [line for line in self.metrics if "loss" in line and line.get("images_per_second", 0) > 0]
 
     @cached_property
     def between_epochs(self) -> list[Line]:
-        """The lines of kNN between epochs."""
+        """Metrics of online kNN."""
         return [line for line in self.metrics if any(key.startswith("knn_") for key in line)]
 
     @property
     def knn_on_the_way(self) -> list[tuple[float, float]]:
-        """Epochs, and the accuracy of kNN after each."""
+        """Epochs with the accuracy of online kNN."""
         return [(line["epoch"], line[KNN]) for line in self.between_epochs if KNN in line]
 
     @property
     def epochs(self) -> int:
-        """That the recipe asks for."""
+        """Epochs of the recipe."""
         return int(self.setting("training.epochs", 0))
 
     @property
     def epoch(self) -> float:
-        """That has been reached."""
+        """The last epoch reached."""
         return float(self.metrics[-1].get("epoch", 0.0)) if self.metrics else 0.0
 
     @property
     def finished(self) -> bool:
-        """Whether it has trained to its end."""
+        """Whether training is complete."""
         return self.epochs > 0 and self.epoch >= self.epochs
 
     @property
     def running(self) -> bool:
-        """Whether it seems to be at work: it wrote something not long ago, compared with how often it does."""
+        """Whether it seems to be running: its last write is recent, relative to its logging interval."""
         clock = [line["seconds"] for line in self.logged if "seconds" in line]
         gap = (clock[-1] - clock[0]) / (len(clock) - 1) if len(clock) > 1 else 0.0
         return not self.finished and self.now - self.last_sign < max(QUIET, 5 * gap)
 
     @property
     def state(self) -> str:
-        """How far it is, in words."""
+        """Progress, in words."""
         if self.finished:
             return "finished"
-        reached = f"epoch {self.epoch:.3g} of {self.epochs}" if self.metrics else "before its first line of metrics"
+        reached = f"epoch {self.epoch:.3g} of {self.epochs}" if self.metrics else "before its first logged step"
         ago = duration(max(0.0, self.now - self.last_sign))
         if self.running:
-            return f"in progress: {reached}, last sign of life {ago} ago"
-        return f"stopped: {reached}, last sign of life {ago} ago; `tico pretrain --resume` goes on"
+            return f"in progress: {reached}, last activity {ago} ago"
+        return f"stopped: {reached}, last activity {ago} ago; continue with `tico pretrain --resume`"
 
     @property
     def seconds(self) -> float:
-        """Of the clock, from the start to the last line, interruptions left out."""
+        """Wall-clock time from the start to the last logged step, without interruptions."""
         return float(self.logged[-1].get("seconds", 0.0)) if self.logged else 0.0
 
     @cached_property
     def training_seconds(self) -> float:
-        """Of training steps alone."""
+        """Time of training steps only."""
         return sum(step_seconds(self.logged, int(self.setting("training.batch_size", 0))))
 
     @cached_property
     def waiting_seconds(self) -> float:
-        """Of these, spent waiting for images."""
+        """Of this time, the part spent waiting for images."""
         parts = step_seconds(self.logged, int(self.setting("training.batch_size", 0)))
         waited: float = sum(part * line.get("data_wait", 0.0) for part, line in zip(parts, self.logged))
         return min(waited, self.training_seconds)
 
     @property
     def images_per_second(self) -> float | None:
-        """Mean of the whole run."""
+        """Mean throughput of the run."""
         images = self.logged[-1]["step"] * int(self.setting("training.batch_size", 0)) if self.logged else 0
         return images / self.training_seconds if self.training_seconds > 0 else None
 
@@ -142,29 +142,28 @@ class Record:
 
     @cached_property
     def current_results(self) -> dict[str, Line]:
-        """By protocol, the latest result for the backbone as it is now."""
+        """The latest result of each protocol for the current backbone."""
         return {line["protocol"]: line for line in self.results if line.get("checkpoint") == self.checkpoint}
 
     @property
     def numbers(self) -> list[tuple[str, dict[str, Numbers]]]:
-        """Of these results: protocols, and their numbers by representation."""
+        """Metrics by representation of these results, with their protocols."""
         return [(protocol, result["numbers"]) for protocol, result in self.current_results.items()]
 
     @cached_property
     def collapse(self) -> list[str]:
-        """What the last step says of collapse; empty when all is well."""
+        """Signs of collapse at the last logged step."""
         return list(collapse_signs(self.logged[-1], None).values()) if self.logged else []
 
 
 def step_seconds(logged: Sequence[Line], batch_size: int) -> list[float]:
-    """The time of the steps before each line and after the one before it. What happens between steps is not in it:
-    checkpoints and evaluations are not training."""
+    """Time of the training steps of each logged interval, without checkpoints and evaluations."""
     steps = [0, *(line["step"] for line in logged)]
     return [(line["step"] - before) * batch_size / line["images_per_second"] for before, line in zip(steps, logged)]
 
 
 def duration(seconds: float) -> str:
-    """A time that people read: 45 s, 12 min, 3.5 h, 2 days."""
+    """A readable duration: 45 s, 12 min, 3.5 h, 2 days."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5_400:

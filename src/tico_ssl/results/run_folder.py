@@ -1,7 +1,7 @@
-"""A run on disk: what is where, read and written whole or not at all.
+"""A run on disk: paths, and atomic reads and writes.
 
 recipe.yaml (resolved), environment.json, metrics.jsonl, spectrum.jsonl (of TiCo's covariance), train.log, TensorBoard
-events, views.png, checkpoints/last.pt (training state), checkpoints/backbone.safetensors (what one takes away),
+events, views.png, checkpoints/last.pt (training state), checkpoints/backbone.safetensors (trained weights),
 results.jsonl
 """
 
@@ -58,7 +58,7 @@ class Run:
         return self.folder / "bad_files.jsonl"
 
     def recipe(self) -> Recipe[Any]:
-        """What was trained."""
+        """The resolved recipe."""
         return load_recipe(self.recipe_file)
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ class Run:
         return read_json_lines(self.results_file)
 
     def checkpoint(self) -> str | None:
-        """What results call the backbone as it is now; where its weights are gone, as it was when last evaluated."""
+        """Digest of the current backbone; without its weights, that of the last evaluation."""
         if self.backbone_file.is_file():
             return digest(self.backbone_file)
         evaluated = [result["checkpoint"] for result in self.results() if "checkpoint" in result]
@@ -78,7 +78,7 @@ class Run:
 
 
 def open_run(folder: str | Path) -> Run:
-    """A run that exists."""
+    """An existing run."""
     run = Run(Path(folder).expanduser())
     if not run.recipe_file.is_file():
         raise UserError(f"{folder}: not a run folder (it has no recipe.yaml)")
@@ -86,7 +86,7 @@ def open_run(folder: str | Path) -> Run:
 
 
 def backbone_file(source: str | Path) -> Path:
-    """Where the backbone of a run, or the file itself, lies."""
+    """Path of the backbone of a run folder, or the file itself."""
     path = Path(source).expanduser()
     if path.is_dir():
         path = Run(path).backbone_file
@@ -96,9 +96,9 @@ def backbone_file(source: str | Path) -> Path:
 
 
 def admit(folder: Path, recipe: Recipe[Any], resume: bool, overwrite: bool) -> None:
-    """Refuse a folder that must not be written to, before anything else is done."""
+    """Refuse a folder that must not be written to."""
     if not folder.is_dir() and any(place.is_file() for place in (folder, *folder.parents)):
-        raise UserError(f"{folder} cannot be a folder: there is a file of that name")
+        raise UserError(f"{folder} is a file, not a folder")
     if not folder.exists() or not any(folder.iterdir()):
         return
     run = Run(folder)
@@ -113,7 +113,7 @@ def admit(folder: Path, recipe: Recipe[Any], resume: bool, overwrite: bool) -> N
 
 
 def create_run(folder: Path, recipe: Recipe[Any], overwrite: bool) -> None:
-    """The folder of a run that begins; one that goes on is left as it is."""
+    """Create the folder of a new run; a resumed one is left unchanged."""
     run = Run(folder)
     if overwrite and run.recipe_file.is_file():
         shutil.rmtree(folder)
@@ -125,7 +125,7 @@ def create_run(folder: Path, recipe: Recipe[Any], overwrite: bool) -> None:
 
 
 def _require_same(old: Recipe[Any], new: Recipe[Any], folder: Path) -> None:
-    """A run resumes to the bit only as what it was."""
+    """A bitwise-identical resume needs the same recipe."""
     before, after = flattened(old.model_dump(mode="json")), flattened(new.model_dump(mode="json"))
     keys = before.keys() | after.keys()
     changed = sorted(key for key in keys if _unnumbered(before.get(key)) != _unnumbered(after.get(key)))
@@ -139,13 +139,12 @@ def _require_same(old: Recipe[Any], new: Recipe[Any], folder: Path) -> None:
 
 
 def _unnumbered(value: Any) -> Any:
-    """Data sets from Python that have one class are numbered within a program: no number tells whether the objects of
-    two programs are the same."""
+    """Python data sets of the same class are numbered within a program; across programs the numbers mean nothing."""
     return re.sub(r"^(python:.+)-\d+$", r"\1", value) if isinstance(value, str) else value
 
 
 def flattened(values: Any, path: str = "") -> dict[str, Any]:
-    """A tree of settings as one value for every path, such as training.epochs or views.0.blur."""
+    """Nested settings as a flat mapping by path, such as training.epochs or views.0.blur."""
     if isinstance(values, dict) and values:
         return {k: v for key, value in values.items() for k, v in flattened(value, f"{path}.{key}".lstrip(".")).items()}
     if isinstance(values, list) and values:
@@ -154,7 +153,7 @@ def flattened(values: Any, path: str = "") -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """What a number depends on besides its recipe."""
+    """The environment of a run: command, machine, package versions."""
     packages = ("tico-ssl", "torch", "torchvision", "timm", "numpy", "pillow", "scikit-learn")
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]).replace("__main__.py", "python -m tico_ssl"),
@@ -168,7 +167,7 @@ def environment() -> dict[str, Any]:
 
 
 def _gpu() -> str | None:
-    """Of a process that computes; one that only reads and writes does not import torch to find out."""
+    """Name of the GPU; None where torch has not been imported, as in a process that only reads and writes."""
     torch = sys.modules.get("torch")
     return torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
 

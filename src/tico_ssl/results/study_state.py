@@ -1,4 +1,4 @@
-"""How far the runs of a study are, read from their folders."""
+"""Progress of the runs of a study, read from their folders."""
 
 import json
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from typing import Any
 from tico_ssl.config.study import Study, protocol_settings
 from tico_ssl.results.run_folder import Run
 
-TAIL = 8_192  # bytes at the end of a file of metrics, which hold its last lines
+TAIL = 8_192  # bytes at the end of metrics.jsonl that hold its last lines
 
 
 @dataclass(frozen=True)
 class State:
-    """How far a run is."""
+    """Progress of a run."""
 
     epoch: float
     epochs: int | None
@@ -21,7 +21,7 @@ class State:
 
     @property
     def trained(self) -> bool:
-        """Whether its last epoch is over."""
+        """Whether training is complete."""
         return self.epochs is not None and self.epoch >= self.epochs
 
     @property
@@ -35,7 +35,7 @@ class State:
         if self.trained:
             return f"trained, without {', '.join(self.missing)}"
         of = "" if self.epochs is None else f" of {self.epochs}"
-        return f"epoch {self.epoch:.4g}{of}" if self.epoch else "not begun"
+        return f"epoch {self.epoch:.4g}{of}" if self.epoch else "not started"
 
 
 def study_file(folder: Path) -> Path:
@@ -44,20 +44,20 @@ def study_file(folder: Path) -> Path:
 
 
 def state_of(study: Study, run: Run, epochs: int | None) -> State:
-    """How far a run is that should train for so many epochs."""
+    """Progress of a run with this number of epochs."""
     epoch = last_epoch(run)
     trained = epochs is not None and epoch >= epochs
     return State(epoch, epochs, tuple(unevaluated(study, run)) if trained else tuple(study.protocols))
 
 
 def unevaluated(study: Study, run: Run) -> list[str]:
-    """The protocols that have not evaluated the backbone as it is now, with the study's settings."""
+    """Protocols without a result for the current backbone and the study's settings."""
     results = results_of(study, run)
     return [protocol for protocol in study.protocols if protocol not in results]
 
 
 def results_of(study: Study, run: Run) -> dict[str, dict[str, Any]]:
-    """The latest result of each protocol that has evaluated the backbone as it is now, with the study's settings."""
+    """The latest result of each protocol for the current backbone and the study's settings."""
     checkpoint = run.checkpoint()
     wanted = {protocol: protocol_settings(study, protocol) for protocol in study.protocols}
     return {
@@ -68,7 +68,7 @@ def results_of(study: Study, run: Run) -> dict[str, dict[str, Any]]:
 
 
 def last_epoch(run: Run) -> float:
-    """The epoch of the last line of metrics, without reading them all."""
+    """The epoch of the last logged step, without reading the whole file."""
     if not run.metrics_file.is_file():
         return 0.0
     with run.metrics_file.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Tables of results in the terminal: of one evaluation, and of whatever else has a head and rows."""
+"""Tables in the terminal: of an evaluation, or of any head and rows."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tico_ssl.runtime.progress import console
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a table, and the number behind it where there is one."""
+    """Text of a cell, and its number if it has one."""
 
     text: str
     value: float | None = None
@@ -24,7 +24,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table, and what a reader has to know about it."""
+    """A table with notes."""
 
     head: list[str]
     rows: list[list[Cell]]
@@ -32,17 +32,17 @@ class Sheet:
 
     @property
     def left(self) -> list[int]:
-        """The columns of text, which are set flush left."""
+        """Columns of text, aligned left."""
         return [i for i in range(len(self.head)) if all(row[i].value is None for row in self.rows)]
 
     @property
     def texts(self) -> list[list[str]]:
-        """What stands in the cells."""
+        """Texts of the cells."""
         return [[cell.text for cell in row] for row in self.rows]
 
 
 def print_results(results: Sequence[Result]) -> None:
-    """A row per number, a column per representation, the difference that training made, and the verdict."""
+    """A row per metric, a column per representation, the difference due to training, and the verdict."""
     names = list(dict.fromkeys(name for result in results for name in result.numbers))
     compared = {"trained", "untrained"} <= set(names)
     table = Table(title=_title(results[0]), title_justify="left", title_style="")
@@ -69,7 +69,7 @@ def _title(result: Result) -> str:
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int]) -> None:
-    """As columns where they fit; in a file or a narrow window as Markdown, whose lines wrap rather than its columns."""
+    """As a table if it fits the terminal, else (in a file, in a narrow window) as Markdown, whose lines wrap better."""
     table = Table()
     for column, name in enumerate(head):
         table.add_column(Text(name), justify="left" if column in left else "right")
@@ -84,7 +84,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collec
 
 
 def markdown_lines(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int]) -> list[str]:
-    """A table in Markdown, its columns aligned for those who read it as text; columns in `left` are flush left."""
+    """A table in Markdown with aligned columns; those in `left` are aligned left."""
     cells = [[text.replace("|", "\\|").replace("\n", " ") for text in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells)]
     rule = ["-" * width if i in left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]

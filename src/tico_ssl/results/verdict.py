@@ -1,4 +1,4 @@
-"""Did pretraining help, and did it collapse? One rule for all who ask: `evaluate`, `compare`, `study` and `report`."""
+"""Did pretraining help, and did it collapse? One rule for `evaluate`, `compare`, `study` and `report`."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from tico_ssl.results.collapse import collapse_signs
 from tico_ssl.results.metrics import Measurement, measurements
 from tico_ssl.results.record import Numbers
 
-Results = Iterable[tuple[str, Mapping[str, Numbers]]]  # protocols, and their numbers by representation
+Results = Iterable[tuple[str, Mapping[str, Numbers]]]  # protocols, and their metrics by representation
 
-POINTS = 1.0  # by which trained features must differ from untrained ones, in the metric's unit, to be better or worse
+POINTS = 1.0  # minimum difference between trained and untrained, in the metric's unit, to count as better or worse
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The measurement that decides, and what training added to it; above zero is better, whichever way that is."""
+    """The deciding metric, and the gain due to training: positive is better, whatever the metric's direction."""
 
     by: Measurement
     gain: float
@@ -39,7 +39,7 @@ class Verdict:
 
 
 def verdict(results: Results) -> Verdict | None:
-    """By the first number, among protocols and their numbers, that may decide; None where there is none."""
+    """From the first metric that can decide; None if there is none."""
     for protocol, numbers in results:
         for found in measurements(protocol, numbers):
             if found.metric.verdict and found.gain is not None:
@@ -48,9 +48,9 @@ def verdict(results: Results) -> Verdict | None:
 
 
 def collapse_verdict(last: Mapping[str, float], results: Results) -> str:
-    """Signs of collapse at the last step, and features beside untrained ones, in a word:
+    """Collapse in a word, from the signs at the last step and the comparison with untrained features:
 
-    no, or worse if the features are worse than untrained ones all the same; yes, or signs if they are better.
+    without signs no, or worse if features are worse than untrained; with signs yes, or signs if they are better.
     """
     found = verdict(results)
     if collapse_signs(last, None):

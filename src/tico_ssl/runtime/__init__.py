@@ -1,1 +1,1 @@
-"""What everything stands on: errors, files, randomness, processes, the device."""
+"""The ground floor: errors, files, randomness, processes, the device."""

@@ -28,15 +28,15 @@ def choose_device() -> torch.device:
 
 
 def tune_process(device: torch.device) -> None:
-    """What the public functions change in their process for speed, as their first step; importing changes nothing."""
+    """Tune this process for speed. Public functions call it first; importing the package changes nothing."""
     if device.type == "cpu":
         keep_freed_memory()
 
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Let glibc keep large blocks when they are freed, rather than give them back and have every page cleared anew the
-    next time. On two cores this makes views of 32 pixels 1.4 times as fast. Without glibc nothing happens."""
+    """Let glibc keep large freed blocks instead of returning them to the system, which would zero every page again.
+    On two cores this makes views of 32 pixels 1.4 times as fast. Without glibc nothing happens."""
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL("libc.so.6")
         library.mallopt(M_MMAP_THRESHOLD, 2**30)
@@ -44,11 +44,11 @@ def keep_freed_memory() -> None:
 
 
 def resolve_precision(precision: str, device: torch.device) -> torch.dtype:
-    """The type that matrix products run in."""
+    """The dtype of matrix products."""
     if precision == "auto":
         return torch.bfloat16 if has_bf16(device) else torch.float32
     if precision == "bf16" and device.type == "cuda" and not has_bf16(device):
-        raise UserError("training.precision bf16: this GPU has none; use fp32 or auto")
+        raise UserError("training.precision bf16: this GPU does not support it; use fp32 or auto")
     return {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}[precision]
 
 
@@ -60,5 +60,5 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[None]:
-    """Mixed precision where bf16 was asked for, nothing otherwise."""
+    """Mixed precision for bf16, nothing otherwise."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)

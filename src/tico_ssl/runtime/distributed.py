@@ -1,6 +1,6 @@
-"""One process or many: the few collective operations that the rest of the package needs.
+"""One process or many: the collective operations of the package.
 
-Every function is the identity in a single process, so no caller asks whether it is alone.
+Every function is the identity in a single process, so callers need not distinguish.
 """
 
 from collections.abc import Iterator
@@ -16,17 +16,17 @@ from tico_ssl.runtime.launcher import launched
 
 
 def active() -> bool:
-    """Whether several processes work together."""
+    """Whether there are several processes."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def rank() -> int:
-    """This process's number, 0 when alone."""
+    """The rank of this process, 0 for a single one."""
     return dist.get_rank() if active() else 0
 
 
 def world_size() -> int:
-    """How many processes share the batch."""
+    """The number of processes that share the batch."""
     return dist.get_world_size() if active() else 1
 
 
@@ -37,7 +37,7 @@ def is_main() -> bool:
 
 @contextmanager
 def session(device: torch.device) -> Iterator[None]:
-    """Join the other processes for the duration, when a launcher started several: NCCL on GPUs, gloo on CPUs."""
+    """Within, a process group, if a launcher started several processes: NCCL on GPUs, gloo on CPUs."""
     if not launched() or dist.is_initialized():
         yield
         return
@@ -52,7 +52,7 @@ def session(device: torch.device) -> Iterator[None]:
 
 
 def all_mean(tensor: Tensor) -> Tensor:
-    """The mean over processes. Not differentiable: hand it detached values."""
+    """The mean over processes. Not differentiable: pass detached values."""
     if not active():
         return tensor
     total = tensor.clone()
@@ -69,7 +69,7 @@ class _AllSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        # Every process's loss depends on every process's summand, so the gradients are summed as well.
+        # Every process's loss depends on every process's summand, so gradients are summed as well.
         total = gradients[0].clone()
         dist.all_reduce(total)
         return total
@@ -96,18 +96,18 @@ class _Gathered(torch.autograd.Function):
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """The rows of all processes, in the order of their ranks, with their gradient."""
+    """The rows of all processes in the order of their ranks (all-gather), with their gradient."""
     return _Gathered.apply(tensor) if active() else tensor
 
 
 def barrier() -> None:
-    """Wait for the others."""
+    """Wait for the other processes."""
     if active():
         dist.barrier()
 
 
 def anyone(flag: bool) -> bool:
-    """Whether any process raises its flag."""
+    """Whether the flag is true in any process."""
     if not active():
         return flag
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
@@ -115,7 +115,7 @@ def anyone(flag: bool) -> bool:
 
 
 def everyone(value: Any) -> list[Any]:
-    """The values of all processes."""
+    """The values of all processes, in the order of their ranks."""
     if not active():
         return [value]
     values: list[Any] = [None] * world_size()

@@ -1,15 +1,15 @@
-"""The one kind of error that a user can cause, and the sentence that helps: one line, with the nearest valid name."""
+"""Errors that a user can cause: one line, with the nearest valid name."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class UserError(ValueError):
-    """Something that the user can put right. The command line prints it as one line and exits with 2."""
+    """A mistake that the user can correct. The command line prints it as one line and exits with code 2."""
 
 
 def suggestion(name: str, valid: Iterable[str]) -> str:
-    """'; did you mean X?' when something valid is near, else the list of what is valid."""
+    """'; did you mean X?' for a similar valid name, else the list of valid names."""
     valid = sorted(valid)
     near = get_close_matches(name, valid, n=1, cutoff=0.6)
     if near:

@@ -1,4 +1,4 @@
-"""What could not be done the fast way, and why: noted where it happens, told by whoever keeps a log."""
+"""Fallbacks to a slower path, with the reason: noted where they happen, reported by the training loop."""
 
 TEXTS = {
     "captured": "the step is not captured",
@@ -9,22 +9,22 @@ _noted: dict[str, str] = {}
 
 
 def note(what: str, reason: str) -> None:
-    """Something of `TEXTS` that is done in another way, with the same result, and why."""
+    """Note a fallback, a key of `TEXTS`, which gives the same result, and its reason."""
     _noted[what] = reason
 
 
 def reason_of(error: Exception) -> str:
-    """The first line of what an error says."""
+    """The first line of an error's message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def drain() -> dict[str, str]:
-    """The reasons of all that was noted since this was last asked."""
+    """Reasons by fallback, of those noted since the last call."""
     noted = dict(_noted)
     _noted.clear()
     return noted
 
 
 def sentence(what: str, reason: str) -> str:
-    """In words."""
+    """A line for the log."""
     return f"{TEXTS.get(what, what)}: {reason}"

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Atomic writes: files appear complete or not at all."""
 
 import hashlib
 import os
@@ -10,10 +10,10 @@ from pathlib import Path
 
 @contextmanager
 def written_atomically(path: Path, alone: bool = False) -> Iterator[Path]:
-    """Where to write a file, which gets its name when all of it is there; of what fails nothing is left.
+    """A temporary path to write to; renamed to `path` on success, removed on failure.
 
-    Every writer has a place of its own, so that several may write the same file. One that is `alone` has always the
-    same, and writes over what was left there if it was killed.
+    Every call has a path of its own, so that several processes may write the same file. With `alone` it is always the
+    same one, so that the remains of a killed process are overwritten.
     """
     temporary = path.with_name(f"{path.name}.tmp" if alone else f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -24,7 +24,7 @@ def written_atomically(path: Path, alone: bool = False) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """The same for a text."""
+    """Write a text atomically."""
     with written_atomically(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

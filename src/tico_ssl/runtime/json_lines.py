@@ -1,4 +1,4 @@
-"""Files of one JSON object a line, which a crash can cut but not spoil."""
+"""Files with one JSON object per line: a crash can cut off the last line, but not damage the others."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """All complete lines; a line that was cut off by a crash is left out."""
+    """All complete lines; one that a crash cut off is skipped."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         try:
@@ -17,6 +17,6 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def append_json_line(path: Path, values: dict[str, Any]) -> None:
-    """Add one line."""
+    """Append one line."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(values) + "\n")

@@ -1,13 +1,13 @@
-"""What torchrun, or a launcher that sets the same variables, says about this process. Nothing here imports torch."""
+"""The environment variables of torchrun and compatible launchers. Nothing here imports torch."""
 
 import os
 
 
 def launched() -> bool:
-    """Whether a launcher started several processes, of which this is one."""
+    """Whether a launcher started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def launched_rank() -> int:
-    """This process's number among them."""
+    """The rank of this process among them."""
     return int(os.environ.get("RANK", "0"))

@@ -1,4 +1,4 @@
-"""Packages whose public names are imported when they are first used, so that importing the package costs nothing."""
+"""Public names that are imported on first use, so that importing the package costs nothing."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def attributes(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
-    """A module's `__getattr__`: each name comes from the module that `homes` says, relative to the package."""
+    """A module's `__getattr__`: `homes` maps each name to its module, relative to the package."""
 
     def get(name: str) -> Any:
         if name not in homes:

@@ -1,4 +1,4 @@
-"""Progress on a terminal, silence elsewhere."""
+"""Progress bars on a terminal, nothing elsewhere."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 def is_main() -> bool:
-    """Whether this process talks to the user, also before torch is imported and after processes have parted."""
+    """Whether this process prints; also valid before torch is imported and after the process group has ended."""
     if launched():
         return launched_rank() == 0
     distributed = sys.modules.get("tico_ssl.runtime.distributed")
@@ -22,13 +22,13 @@ def is_main() -> bool:
 
 
 def say(text: str = "") -> None:
-    """A line for the user, from the main process."""
+    """Print a line, in the main process only."""
     if is_main():
         console.print(text, markup=False)
 
 
 def bar(*columns: TextColumn) -> Progress:
-    """A progress bar that draws nothing when there is no terminal."""
+    """A progress bar, silent without a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
@@ -43,7 +43,7 @@ def bar(*columns: TextColumn) -> Progress:
 
 
 def track(items: Iterable[T], total: int, label: str | None) -> Iterator[T]:
-    """The items, with a bar when there is a label."""
+    """The items, with a progress bar if there is a label."""
     if label is None:
         yield from items
         return
