@@ -74,7 +74,7 @@ def test_an_unreadable_image_is_replaced_by_the_next_readable_one(folder):
 def test_nothing_readable_is_said(tmp_path):
     (tmp_path / "a.png").write_text("x")
     (tmp_path / "b.png").write_text("y")
-    with pytest.raises(UserError, match="not one of the 2 images can be read"):
+    with pytest.raises(UserError, match="none of the 2 images can be read"):
         readable(open_source(DataConfig(source=str(tmp_path))), 0, BadFiles())
 
 
@@ -101,7 +101,7 @@ def test_check_finds_bad_files_sizes_formats_and_duplicates(folder):
     text = "\n".join(report.lines())
     assert "46 files" in text
     assert "42 readable" in text
-    assert "1 files have the content of another, such as dogs/00.png = dogs/again.png" in text
+    assert "1 files are copies of another, such as dogs/00.png = dogs/again.png" in text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="file names of any bytes are Linux's")
@@ -128,7 +128,7 @@ def test_a_text_file_lists_paths(tmp_path, folder):
     assert source.labels is None
     assert torch.equal(source.fetch(1), torch.from_numpy(np.asarray(noise(1)).transpose(2, 0, 1).copy()))
     (tmp_path / "list.txt").write_text("photos/dogs/nowhere.png\n")
-    with pytest.raises(UserError, match=r"list\.txt: names a file that does not exist: photos/dogs/nowhere\.png"):
+    with pytest.raises(UserError, match=r"list\.txt: lists a file that does not exist: photos/dogs/nowhere\.png"):
         open_source(DataConfig(source=str(tmp_path / "list.txt")))
 
 

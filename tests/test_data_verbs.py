@@ -113,7 +113,7 @@ def test_preview_passes_over_bad_files(tico, folder_of_images, tmp_path):
     assert (tmp_path / "found.png").read_bytes() == (tmp_path / "expected.png").read_bytes()
     for file in folder_of_images.rglob("*.png"):
         file.write_bytes(b"")
-    with pytest.raises(UserError, match="not one of the 12 images can be read"):
+    with pytest.raises(UserError, match="none of the 12 images can be read"):
         tico(*words, tmp_path / "none.png")
 
 

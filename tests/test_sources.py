@@ -246,7 +246,7 @@ def test_many_channels_come_from_arrays_and_tiffs(tmp_path):
     tifffile = pytest.importorskip("tifffile")
     tifffile.imwrite(tmp_path / "bands.tif", array, photometric="minisblack", planarconfig="contig")
     assert torch.equal(decode(tmp_path / "bands.tif", channels=4), expected)
-    with pytest.raises(UserError, match="no axis of 7 channels"):
+    with pytest.raises(UserError, match="no first or last axis of 7 channels"):
         decode(tmp_path / "last.npy", channels=7)
 
 
@@ -264,7 +264,7 @@ def test_one_channel_is_the_luma(tmp_path):
 
 def test_files_do_not_give_four_channels(tmp_path):
     write(tmp_path / "x.png")
-    with pytest.raises(UserError, match="4 channels are read from"):
+    with pytest.raises(UserError, match="images of 4 channels must be"):
         decode(tmp_path / "x.png", channels=4)
 
 

@@ -1,1 +1,1 @@
-"""Where pixels come from: sources, formats, decoding, the drawn textures."""
+"""Sources of images: formats, decoding, bad files, the synthetic textures."""

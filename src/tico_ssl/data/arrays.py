@@ -1,4 +1,4 @@
-"""Sources from arrays that are in memory, and from torch data sets."""
+"""Sources from arrays in memory and from torch data sets."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tico_ssl.runtime.errors import UserError
 
 
 def from_arrays(name: str, images: Tensor, labels: Tensor | None, classes: tuple[str, ...] = ()) -> Source:
-    """A source of images that are in memory."""
+    """A source of images in memory."""
     shape = f"{tuple(images.shape[1:])}\0".encode()
 
     def identity(place: int) -> bytes:
@@ -24,12 +24,12 @@ def from_arrays(name: str, images: Tensor, labels: Tensor | None, classes: tuple
 
 
 def one_or_several(labels: Tensor) -> Tensor:
-    """One label an image (N), also where they stand in a column, or several (N, classes)."""
+    """Labels (N,) with one per image, also from a column (N, 1); several per image stay (N, classes)."""
     return labels if labels.ndim == 2 and labels.shape[1] > 1 else labels.ravel()
 
 
 def channels_first(array: np.ndarray, where: str | Path) -> Tensor:
-    """Images of one size as a tensor (N, C, H, W). `where` they were found is for the error."""
+    """Images of one size as a tensor (N, C, H, W). `where` is for the error message."""
     if array.dtype != np.uint8 or array.ndim not in (3, 4):
         raise UserError(f"{where}: images must be uint8 with 3 or 4 axes, got {array.dtype} {array.shape}")
     if array.ndim == 3:
@@ -40,13 +40,13 @@ def channels_first(array: np.ndarray, where: str | Path) -> Tensor:
 
 
 def from_dataset(name: str, dataset: "Dataset[Any]", reading: Reading = IN_FULL) -> Source:
-    """Any map-style torch Dataset that gives images, or tuples that begin with an image and its label."""
+    """Any map-style torch Dataset of images, or of tuples that start with image and label."""
     labels = next(
         (getattr(dataset, key) for key in ("targets", "labels", "_labels", "y") if hasattr(dataset, key)), None
     )
     labels = None if labels is None else one_or_several(torch.as_tensor(np.asarray(labels), dtype=torch.int64))
     if labels is not None and labels.ndim == 1 and bool((labels < 0).any()):
-        labels = None  # torchvision's mark for unlabelled images; of several classes, -1 says that one is not there
+        labels = None  # torchvision's mark for unlabelled images; in multi-label data, -1 means absent
     classes = tuple(str(c) for c in getattr(dataset, "classes", ()))
     array = getattr(dataset, "data", None)
     if isinstance(array, np.ndarray | Tensor) and array.dtype in (np.uint8, torch.uint8):

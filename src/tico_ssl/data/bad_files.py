@@ -1,4 +1,4 @@
-"""Files that cannot be read: left out, named once, and too many of them stop a run before it begins."""
+"""Unreadable files: skipped and listed once; too many of them stop a run before it starts."""
 
 import threading
 from collections import deque
@@ -15,14 +15,14 @@ from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.json_lines import append_json_line, read_json_lines
 
-SAMPLE = 1_000  # files that are tried before a run begins
+SAMPLE = 1_000  # files that are tried before a run starts
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 
 class BadFiles:
-    """The bad files of a run with their reasons. Several threads may report at a time."""
+    """The bad files of a run with their reasons. Thread-safe."""
 
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}
@@ -32,12 +32,12 @@ class BadFiles:
         return len(self.reasons)
 
     def add(self, bad: BadImage) -> None:
-        """Note a file."""
+        """Record a file."""
         with self._lock:
             self.reasons.setdefault(bad.name, bad.reason)
 
     def write(self, path: Path) -> None:
-        """Add what all processes have found to a file of JSON lines, every name once. They call this together."""
+        """Append the findings of all processes to a JSON lines file, every name once. A collective call."""
         with self._lock:
             mine = dict(self.reasons)
         for found in distributed.everyone(mine):
@@ -50,17 +50,17 @@ class BadFiles:
 
 
 def readable(source: Source, place: int, bad: BadFiles) -> Tensor:
-    """The image at a place, or the next one that can be read: a batch keeps its size, whatever is broken."""
+    """The image at an index, or the next readable one, so that a batch keeps its size."""
     for further in range(len(source)):
         try:
             return source.fetch((place + further) % len(source))
         except BadImage as error:
             bad.add(error)
-    raise UserError(f"{source.name}: not one of the {len(source)} images can be read")
+    raise UserError(f"{source.name}: none of the {len(source)} images can be read")
 
 
 def attempts(source: Source, places: Iterable[int], workers: int) -> Iterator[Tensor | BadImage]:
-    """Every image, or what is wrong with it, in order, several at a time."""
+    """Every image, or its error, in order, from several threads."""
 
     def attempt(place: int) -> Tensor | BadImage:
         try:
@@ -73,7 +73,7 @@ def attempts(source: Source, places: Iterable[int], workers: int) -> Iterator[Te
 
 
 def in_order(pool: ThreadPoolExecutor, work: Callable[[S], T], items: Iterable[S], ahead: int) -> Iterator[T]:
-    """Results in order with a bounded number under way, unlike pool.map, which would hold them all."""
+    """Results in order, with a bounded number of pending ones, unlike pool.map."""
     waiting: deque[Future[T]] = deque()
     for item in items:
         waiting.append(pool.submit(work, item))
@@ -84,7 +84,7 @@ def in_order(pool: ThreadPoolExecutor, work: Callable[[S], T], items: Iterable[S
 
 
 def survey(source: Source, most_bad: float, bad: BadFiles, workers: int) -> None:
-    """Try some files of a source, evenly spaced, and stop with one message if too many are bad."""
+    """Try a sample of a source's files, evenly spaced, and raise if too many are bad."""
     if source.images is not None:
         return
     sample = source.limited(SAMPLE)

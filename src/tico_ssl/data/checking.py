@@ -1,4 +1,4 @@
-"""What is in a folder, before training on it: sizes, formats, files that cannot be read, and the same image twice."""
+"""Check of a data set before training: sizes, formats, unreadable files, duplicates."""
 
 import hashlib
 import io
@@ -19,7 +19,7 @@ from tico_ssl.runtime.progress import track
 
 
 class Examined(NamedTuple):
-    """One file."""
+    """Findings about one file."""
 
     name: str
     digest: bytes
@@ -33,7 +33,7 @@ class Examined(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckReport:
-    """All files of a source."""
+    """Findings about all files of a source."""
 
     name: str
     files: int
@@ -46,25 +46,25 @@ class CheckReport:
     duplicates: list[list[str]]
 
     def lines(self) -> Iterator[str]:
-        """The report in words."""
+        """The report as text."""
         good = self.files - len(self.bad)
         yield f"{self.name}: {self.files:,} files, {self.bytes / 2**20:,.1f} MiB, {good:,} readable"
         if good:
             for axis, values in (("width", self.widths), ("height", self.heights)):
                 low, middle, high = np.percentile(values, [0, 50, 100]).round().astype(int)
-                yield f"{axis:<11}{low} to {high} pixels, half of them up to {middle}"
+                yield f"{axis:<11}{low} to {high} pixels, median {middle}"
             yield f"{'formats':<11}{_counted(self.formats)}"
             yield f"{'modes':<11}{_counted(self.modes)}"
         if self.duplicates:
             extra = sum(len(group) - 1 for group in self.duplicates)
             example = " = ".join(self.duplicates[0][:2])
-            yield f"{'duplicates':<11}{extra:,} files have the content of another, such as {example}"
+            yield f"{'duplicates':<11}{extra:,} files are copies of another, such as {example}"
         if self.bad:
             yield f"{'bad':<11}{len(self.bad):,} files cannot be read ({len(self.bad) / self.files:.1%})"
 
 
 def check(source: Source, channels: int = 3, workers: int = 4, label: str | None = None) -> CheckReport:
-    """Read and decode every image of a source, several at a time."""
+    """Read and decode every image of a source, with several threads."""
     with ThreadPoolExecutor(workers) as pool:
         results = in_order(pool, lambda place: examine(source, place, channels), range(len(source)), 8 * workers)
         examined = list(track(results, len(source), label))
@@ -86,7 +86,7 @@ def check(source: Source, channels: int = 3, workers: int = 4, label: str | None
 
 
 def examine(source: Source, place: int, channels: int) -> Examined:
-    """One image: by its file where it has one, else by its pixels."""
+    """Examine one image: its file if it has one, else its pixels."""
     name = printable(source.names(place))
     content = b""
     try:

@@ -1,4 +1,4 @@
-"""The text files in which data sets list their images, with an error that names the line where one is malformed."""
+"""Text files that list the images of a data set; errors name the malformed line."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tico_ssl.runtime.errors import UserError
 def read_lines(
     path: Path, pattern: re.Pattern[str], needed: str, header: str | None = None
 ) -> Iterator[tuple[int, Sequence[str]]]:
-    """Number and parts of every line that is not empty. Line by line: Places-205 has two and a half million."""
+    """Line number and fields of every non-empty line. A generator: Places-205 has two and a half million lines."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             text = os.fsdecode(line).strip()
@@ -27,7 +27,7 @@ def read_lines(
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds."""
+    """The content of a JSON file."""
     try:
         return json.loads(path.read_bytes())
     except json.JSONDecodeError as error:
@@ -37,7 +37,7 @@ def read_json(path: Path) -> Any:
 
 
 def require_folders(images: Path, files: list[str], listing: Path) -> None:
-    """All folders that a list names, which are few; its files may be millions."""
+    """Check that all folders in a list exist. They are few; its files may be millions."""
     for folder in sorted({file.rpartition("/")[0] for file in files}):
         if not (images / folder).is_dir():
             raise UserError(f"{images / printable(folder)}: no such folder, but {listing.name} lists images in it")

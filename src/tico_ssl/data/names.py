@@ -1,6 +1,6 @@
-"""Names of image files: how they end, and many of them in two arrays.
+"""Names of image files: suffixes, and compact storage of many names in two arrays.
 
-A Python list of a million paths is a million objects, which every worker process copies as it counts references.
+A Python list of a million paths is a million objects, which reference counting makes every worker process copy.
 """
 
 import os
@@ -13,7 +13,7 @@ ARRAY_SUFFIX = ".npy"
 
 
 class Names:
-    """A read-only list of file names, which may hold any bytes."""
+    """A read-only list of file names, which may contain any bytes."""
 
     def __init__(self, names: Iterable[str]) -> None:
         encoded = [os.fsencode(name) for name in names]
@@ -32,5 +32,5 @@ class Names:
 
 
 def printable(name: str) -> str:
-    """A name that can be shown and stored, whatever bytes it holds."""
+    """A name that can be shown and stored, whatever bytes it contains."""
     return os.fsencode(name).decode("utf-8", errors="backslashreplace")

@@ -1,7 +1,7 @@
-"""What every kind of data looks like from outside.
+"""The interface of all data formats.
 
-A source knows how many images it has, their labels if they have any, and how to give one of them. Sources whose images
-are all of one size also hold them as one tensor, which the loader can keep on the device.
+A source has a number of images, labels if there are any, and a function that returns an image. Sources whose images
+all have one size also provide them as one tensor, which the loader can keep on the device.
 """
 
 import hashlib
@@ -24,10 +24,10 @@ T = TypeVar("T")
 class Source:
     """Images, and labels if there are any. `images` is one uint8 tensor (N, C, H, W) where all have one size.
 
-    `fetch` raises BadImage for an image that cannot be read; `files` says where an image lies, if it has its own file;
-    `mapped` images are on disk, whatever the tensor pretends; `rows` are the places in `images` of this source's
-    images (None: all, in order), so `take` is the way to get at them. `identity` tells an image from all others without
-    decoding it: its pixels where they are in memory, else its file's path, size and time, and its place in that file.
+    `fetch` raises BadImage for an unreadable image; `files` returns the path of an image that has its own file; with
+    `mapped` the tensor is memory-mapped from disk; `rows` are the indices of this source's images in `images` (None:
+    all, in order), so use `take` to get them. `identity` identifies an image without decoding it: by its pixels if they
+    are in memory, else by its file's path, size and time, and its position in that file.
     """
 
     name: str
@@ -46,12 +46,12 @@ class Source:
         return self.count
 
     def take(self, index: Tensor) -> Tensor:
-        """The images at these places as one tensor (n, C, H, W), where all have one size."""
+        """The images at these indices as one tensor (n, C, H, W), if all have one size."""
         assert self.images is not None
         return self.images[index if self.rows is None else self.rows[index]]
 
     def subset(self, index: Tensor) -> "Source":
-        """The images at these places. What is mapped stays on disk; of what is in memory, the rest can go."""
+        """The images at these indices. Mapped images stay on disk; of images in memory, the others can be freed."""
         places, files, identity = index.numpy(), self.files, self.identity
         if self.mapped:
             images, rows = self.images, index if self.rows is None else self.rows[index]
@@ -76,8 +76,8 @@ class Source:
         return self.subset(torch.arange(limit) * self.count // limit)
 
     def fingerprint(self) -> str | None:
-        """A digest of these images in this order. None where nothing identifies them: what is made of such images
-        cannot be kept for the next time."""
+        """A digest of these images in this order. None if they have no identity: then nothing computed from them can be
+        cached."""
         if self.identity is None:
             return None
         digest = hashlib.sha256()
@@ -87,7 +87,7 @@ class Source:
 
 
 def file_identity(path: Path, place: int | None = None) -> bytes:
-    """What identifies an image that is a file, or that lies at some place in one."""
+    """The identity of an image that is a file or a position in one."""
     try:
         status = path.stat()
         known = f"{status.st_size} {status.st_mtime_ns}"
@@ -97,13 +97,13 @@ def file_identity(path: Path, place: int | None = None) -> bytes:
 
 
 def joined(sources: Sequence[Source]) -> Source:
-    """Several sources as one. Labels are kept when all have one an image; classes of one name are one class."""
+    """Several sources as one. Labels are kept if all have one per image; classes of the same name are one class."""
     if len(sources) == 1:
         return sources[0]
     ends = np.cumsum([len(source) for source in sources])
 
     def each(calls: Sequence[Callable[[int], T] | None]) -> Callable[[int], T] | None:
-        """What each source says of its own places, over the places of all; None unless all have something to say."""
+        """A function of each source's indices as one over all indices; None unless all sources have it."""
         known = [call for call in calls if call is not None]
         if len(known) < len(calls):
             return None

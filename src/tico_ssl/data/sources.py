@@ -1,4 +1,4 @@
-"""Where the images of a recipe come from: every format of data behind one function."""
+"""Open the images of a recipe, in any format."""
 
 from tico_ssl.config import catalogue
 from tico_ssl.config.sections import DataConfig
@@ -12,8 +12,8 @@ from tico_ssl.runtime.errors import UserError
 def open_source(
     config: DataConfig, split: Split = "train", channels: int = 3, shorter: int | None = None
 ) -> Source | None:
-    """The images of a recipe, of which large JPEGs may be reduced as long as their shorter side keeps `shorter` pixels.
-    None when there is no test split."""
+    """The images of a recipe; large JPEGs may be decoded smaller as long as their shorter side keeps `shorter` pixels.
+    None if there is no test split."""
     reading = Reading(channels, shorter if config.reduced_decoding else None)
     parts = [_open(place, config, split, reading) for place in _places(config)]
     found = [part for part in parts if part is not None]
@@ -29,7 +29,7 @@ def open_source(
 
 
 def open_training(config: DataConfig, channels: int = 3, shorter: int | None = None) -> Source:
-    """The training images of a recipe: only a test split can be absent."""
+    """The training images of a recipe; only a test split can be missing."""
     source = open_source(config, "train", channels, shorter)
     if source is None:
         raise UserError(f"{shown(config)}: no training images")
@@ -37,12 +37,12 @@ def open_training(config: DataConfig, channels: int = 3, shorter: int | None = N
 
 
 def shown(config: DataConfig) -> str:
-    """The data of a recipe in a line of text."""
+    """The data of a recipe as one line."""
     return " + ".join(_places(config))
 
 
 def _places(config: DataConfig) -> list[str]:
-    """The data of a recipe, one entry a place or name."""
+    """The data of a recipe, one entry per path or name."""
     return [config.source] if isinstance(config.source, str) else list(config.source)
 
 

@@ -1,14 +1,13 @@
-"""Kinds of data, one file each, found by file name.
+"""Data formats, one file each, found by file name.
 
-A format has `matches(place) -> bool`, which decides without torch whether it reads what stands in `data.source`, and
-`open(place, split, reading, config) -> Source | None`, which gives the images of a split, None where there is no test
-split. The sources that it gives identify their images (`Source.identity`) if these can be told from others.
+A format has `matches(place) -> bool`, which decides without torch whether it reads a value of `data.source`, and
+`open(place, split, reading, config) -> Source | None`, which returns the images of a split, None if there is no test
+split. Its sources should identify their images (`Source.identity`) where that is possible.
 
-It may declare RANK (formats are asked by rank, 0 unless declared, then by name; what is more general comes later),
-NAMES (of data sets that it has, whatever lies on disk) and ENDINGS (of files that it reads).
+It may declare RANK (formats are tried by rank, default 0, then by name; more general ones come later), NAMES (of data
+sets that need no path) and ENDINGS (of files that it reads).
 
-Formats in other packages, and those that are to read what another would claim, are named before the place:
-`my_lab.formats.dicom:scans/`, `folder:photos/`.
+A prefix selects a format explicitly, also one from another package: `folder:photos/`, `my_lab.formats.dicom:scans/`.
 """
 
 from pathlib import Path
@@ -21,7 +20,7 @@ KIND = "data/formats"
 
 
 def recognise(source: str) -> tuple[str, str]:
-    """The name of the format that reads a source, and the place that it is to read. Needs no torch."""
+    """The name of the format that reads a source, and the source without prefix. Needs no torch."""
     if not source.strip():
         raise UserError("which images? Say it with --data (data.source is empty)")
     given, colon, place = source.partition(":")
@@ -36,7 +35,7 @@ def recognise(source: str) -> tuple[str, str]:
 
 
 def names() -> dict[str, str]:
-    """Data sets that need no path, each with its format."""
+    """Data sets that need no path, with their formats."""
     return {name: format for format in catalogue.entries(KIND) for name in _declared(format, "NAMES", ())}
 
 

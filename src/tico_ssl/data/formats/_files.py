@@ -1,4 +1,4 @@
-"""Sources whose images have files of their own."""
+"""Sources with one file per image."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def files_source(
     labels: Tensor | None = None,
     classes: tuple[str, ...] = (),
 ) -> Source:
-    """Files with paths relative to a folder, in the order given."""
+    """Files by paths relative to a folder, in the given order."""
     names = Names(files)
     return Source(
         name,

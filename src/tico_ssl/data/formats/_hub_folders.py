@@ -1,4 +1,4 @@
-"""Which parquet files of a folder are a data set, and which of them a split, in the layouts of the Hugging Face hub."""
+"""The parquet files of a data set and its splits, in the folder layouts of the Hugging Face hub."""
 
 import os
 from collections.abc import Iterator
@@ -10,14 +10,14 @@ from tico_ssl.data.names import SUFFIXES
 from tico_ssl.runtime.errors import UserError
 
 SUFFIX = ".parquet"
-GLANCE = 100  # entries by which a folder is judged, so that nobody waits for the list of a million images
-SPLIT_NAMES = {"train": ("train",), "test": ("test", "val")}  # how names begin; the first that is found counts
+GLANCE = 100  # entries to look at: listing a folder of a million images would be slow
+SPLIT_NAMES = {"train": ("train",), "test": ("test", "val")}  # prefixes of names, in order of preference
 
 
 def holds_parquet(root: Path) -> bool:
-    """Whether a folder is a data set in parquet: files here, in the folder of a configuration, or of a split there.
+    """Whether a folder is a parquet data set: files here, in the folder of a configuration, or of a split in that.
 
-    Deeper files that lie beside images do not count: they describe those.
+    Parquet files next to images in deeper folders do not count: they describe those images.
     """
     endings, folders = _seen(root)
     if SUFFIX in endings:
@@ -31,7 +31,7 @@ def holds_parquet(root: Path) -> bool:
 
 
 def _seen(folder: Path, most: int | None = None) -> tuple[set[str], list[Path]]:
-    """How the names of files in a folder end, and the folders in it."""
+    """The suffixes of the files in a folder, and its subfolders."""
     endings, folders = set(), []
     for entry in _entries(folder, most):
         if entry.is_dir():
@@ -42,7 +42,7 @@ def _seen(folder: Path, most: int | None = None) -> tuple[set[str], list[Path]]:
 
 
 def split_files(path: Path, split: str) -> list[Path] | None:
-    """The files of a split; None where there is no test."""
+    """The files of a split; None if there is no test split."""
     if not path.is_dir():
         return [path] if split == "train" else None
     files = _named_files(path)
@@ -59,9 +59,9 @@ def split_files(path: Path, split: str) -> list[Path] | None:
 
 
 def _named_files(root: Path) -> list[tuple[str, Path]]:
-    """The files of a data set, sorted, each after the name that tells its split: its own, or that of a split's folder.
+    """The files of a data set, sorted, each with the name that tells its split: its own, or that of a split's folder.
 
-    They lie in the folder, in data/ inside it, or in that of its only configuration, whatever the name.
+    They are in the folder itself, in data/, or in the folder of its only configuration, whatever its name.
     """
     files = [*_files_of(root), *_files_of(root / "data")]
     if files:
@@ -69,7 +69,7 @@ def _named_files(root: Path) -> list[tuple[str, Path]]:
     folders = {entry.name: _files_of(Path(entry.path)) for entry in _entries(root)}
     configurations = sorted(name for name, found in folders.items() if found)
     if not configurations:
-        raise UserError(f"{root}: no .parquet files found there or in folders inside it")
+        raise UserError(f"{root}: no .parquet files found in it or its subfolders")
     if len(configurations) > 1:
         raise UserError(
             f"{root}: several data sets ({', '.join(configurations)}): choose one, such as {root / configurations[0]}"
@@ -88,11 +88,11 @@ def _names_split(name: str) -> bool:
 
 
 def _split_name(name: str) -> str:
-    """The hub says `partial-train` where it has converted a part of the rows."""
+    """The hub writes `partial-train` if it has converted only some of the rows."""
     return name.lower().removeprefix("partial-")
 
 
 def _entries(folder: Path, most: int | None = None) -> Iterator["os.DirEntry[str]"]:
-    """What a folder holds, if it is one and may be read; hidden files and folders are left out."""
+    """The entries of a readable folder, without hidden files and folders."""
     with suppress(OSError), os.scandir(folder) as entries:
         yield from (entry for entry in islice(entries, most) if not entry.name.startswith("."))

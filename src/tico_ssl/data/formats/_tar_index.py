@@ -1,4 +1,4 @@
-"""Where the images of a tar file lie, found by one walk through it and kept in a small file beside it."""
+"""Positions of the images in a tar file, found in one pass and cached in a small file next to it."""
 
 import hashlib
 import json
@@ -15,16 +15,16 @@ from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import written_atomically
 
 INDEX_SUFFIX = ".index.npz"
-INDEX_VERSION = 1  # of the layout of an index file, so that a later one does not read it wrongly
-MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # how gzip, bzip2, xz and zstandard begin
+INDEX_VERSION = 1  # of the index file's layout
+MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # magic bytes of gzip, bzip2, xz and zstandard
 UNLABELLED = -1
 
 
 class Index(NamedTuple):
-    """Where the images of a shard lie. Arrays, because worker processes share those and would copy Python objects."""
+    """Positions of the images in a shard. Arrays, which worker processes share; Python objects would be copied."""
 
     members: np.ndarray
-    """Names of the images in the tar, as bytes: the key and the extension."""
+    """Names of the images in the tar, as bytes: key and extension."""
     offsets: np.ndarray
     sizes: np.ndarray
     labels: np.ndarray
@@ -40,7 +40,7 @@ class Member(NamedTuple):
 
 
 def load_index(shard: Path) -> Index:
-    """The index of a shard: read if there is one that fits the shard, else made and, where possible, kept."""
+    """The index of a shard: from the cache if it matches the shard, else built and, if possible, cached."""
     try:
         status = shard.stat()
     except OSError as error:
@@ -56,13 +56,13 @@ def load_index(shard: Path) -> Index:
         try:
             _write_index(place, index, stamp)
             break
-        except OSError:  # read-only, or full: an index saves time, and nothing else depends on it
+        except OSError:  # read-only or full: the cache only saves time
             continue
     return index
 
 
 def index_places(shard: Path) -> tuple[Path, Path]:
-    """Beside the shard, where others find it too; else in the user's cache, under a name that tells folders apart."""
+    """Next to the shard, where others find it too; else in the user's cache, under a name unique to the folder."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tico-ssl"
     code = hashlib.sha256(os.fsencode(shard.resolve())).hexdigest()[:16]
     return shard.with_name(shard.name + INDEX_SUFFIX), cache / f"{shard.name}.{code}{INDEX_SUFFIX}"
@@ -74,20 +74,20 @@ def _read_index(path: Path, stamp: np.ndarray) -> Index | None:
             if not np.array_equal(archive["stamp"], stamp):
                 return None
             return Index(*(archive[name] for name in Index._fields))
-    except Exception:  # whatever is wrong with it, it is made anew
+    except Exception:  # damaged: build it again
         return None
 
 
 def _write_index(path: Path, index: Index, stamp: np.ndarray) -> None:
-    """The whole file or nothing, although several processes may write it at a time."""
+    """Write atomically: several processes may do so at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_atomically(path) as temporary, temporary.open("xb") as file:
         np.savez(file, stamp=stamp, **index._asdict())
 
 
 def scan(shard: Path) -> Index:
-    """Walk through a shard. Of several images of a key the plainest name counts: `key.png`, not `key.mask.png`; of
-    members of the same name the first; of labels `.cls` before `.json`."""
+    """Scan a shard. Of several images with one key the fewest dots win (`key.png`, not `key.mask.png`), of members
+    with one name the first, of labels `.cls` before `.json`."""
     images: dict[str, tuple[tuple[bool, int], Member]] = {}
     labels: dict[str, dict[str, int]] = {"cls": {}, "json": {}}
     try:
@@ -95,7 +95,7 @@ def scan(shard: Path) -> Index:
             for member in _members(shard):
                 key, extension, offset, size = member
                 suffix = f".{extension.rpartition('.')[2].lower()}"
-                if suffix in SUFFIXES or suffix == ARRAY_SUFFIX:  # an array beside an image is often something else
+                if suffix in SUFFIXES or suffix == ARRAY_SUFFIX:  # an array next to an image is often something else
                     rank = suffix == ARRAY_SUFFIX, extension.count(".")
                     if key not in images or rank < images[key][0]:
                         images[key] = rank, member
@@ -113,10 +113,10 @@ def scan(shard: Path) -> Index:
 
 
 def _members(shard: Path) -> Iterator[Member]:
-    """The files of a tar, but for hidden ones and those that macOS adds."""
+    """The files of a tar, without hidden ones and those that macOS adds."""
     with tarfile.open(shard, "r:", encoding="utf-8") as tar:
         while (entry := tar.next()) is not None:
-            tar.members.clear()  # type: ignore[attr-defined] # it would hold an object for every file of the shard
+            tar.members.clear()  # type: ignore[attr-defined] # it would keep an object for every file of the shard
             parts = [part for part in entry.name.split("/") if part not in ("", ".")]
             if not entry.isreg() or any(part.startswith(".") for part in parts):
                 continue
@@ -127,11 +127,11 @@ def _members(shard: Path) -> Iterator[Member]:
 
 
 def _check_end(shard: Path, offset: int) -> None:
-    """Only zeros end a tar: tarfile also stops, without a word, where a header is damaged or the file is cut off."""
+    """A tar ends in zeros: tarfile also stops silently at a damaged header or the end of a truncated file."""
     with shard.open("rb") as file:
         file.seek(offset)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-            raise tarfile.ReadError(f"it breaks off after {offset} bytes")
+            raise tarfile.ReadError(f"it is cut off after {offset} bytes")
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -142,7 +142,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def _encoded(member: Member) -> bytes:
-    """The name as it is in the tar: any bytes, not always UTF-8."""
+    """The name in the tar: any bytes, not always UTF-8."""
     return f"{member.key}.{member.extension}".encode(errors="surrogateescape")
 
 

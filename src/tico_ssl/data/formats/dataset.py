@@ -1,4 +1,4 @@
-"""A torch Dataset that a Python program hands over, known by a name while the program runs."""
+"""A torch Dataset object from a Python program, known by a name while the program runs."""
 
 from typing import Any
 
@@ -10,15 +10,15 @@ from tico_ssl.data.decoding import Reading
 from tico_ssl.data.source import Source, Split
 from tico_ssl.runtime.errors import UserError
 
-PREFIX = "python:"  # how the names of objects begin
+PREFIX = "python:"  # of the names of objects
 
-# They are kept as long as the program runs: a run knows its data by name alone, and after `pretrain(data=Mine())`
-# an evaluation of the run has to find them, although nobody else holds the object any more.
+# Kept as long as the program runs: a run stores only the name of its data, and an evaluation after
+# `pretrain(data=Mine())` has to find the object, although nobody else holds a reference to it.
 _handed_over: dict[str, Dataset[Any]] = {}
 
 
 def hand_over(dataset: "Dataset[Any]") -> str:
-    """The name of a data set in recipes: its class, and a number from the second object of the class on."""
+    """The name of a data set in recipes: its class, with a number from the second object of a class on."""
     for name, known in _handed_over.items():
         if known is dataset:
             return name
@@ -30,13 +30,13 @@ def hand_over(dataset: "Dataset[Any]") -> str:
 
 
 def matches(place: str) -> bool:
-    """The name of an object, of this program or of another."""
+    """The name of an object, of this or of another program."""
     return place.startswith(PREFIX)
 
 
 def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
-    """All of it is for training. Arrays are known by their content; images that the object makes one at a time have no
-    identity, since what it makes of them may change and nothing would show it."""
+    """Training split only. Arrays are identified by content; images that the object computes one at a time have no
+    identity, since its code may change without a trace."""
     if place not in _handed_over:
         raise UserError(f"data.source '{place}' was a data set in a Python program: say which images with --data")
     return from_dataset(place, _handed_over[place], reading) if split == "train" else None

@@ -14,7 +14,7 @@ from tico_ssl.data.names import ARRAY_SUFFIX, SUFFIXES
 from tico_ssl.data.source import Source, Split
 from tico_ssl.runtime.errors import UserError
 
-RANK = 3  # any folder is one: archives and data sets that are handed out as folders are looked for before
+RANK = 3  # matches any folder: more specific formats are tried first
 SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test", "val", "valid", "validation")}
 
 
@@ -24,7 +24,7 @@ def matches(place: str) -> bool:
 
 
 def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
-    """Image files. Where there are none, but compressed shards, the error says what to do about those."""
+    """Image files. For a folder of compressed shards instead, the error says what to do."""
     root = Path(place).expanduser()
     source = open_folder(root, split, reading)
     if source is not None and len(source) == 0 and shards.holds(root, shards.COMPRESSED):
@@ -33,13 +33,13 @@ def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Sour
 
 
 def open_folder(root: Path, split: Split, reading: Reading = IN_FULL) -> Source | None:
-    """Image files at any depth. Labels exist when every file lies in one of two or more class folders."""
+    """Image files at any depth. There are labels if every file is in one of two or more class folders."""
     folder = _split_folder(root, split)
     if folder is None:
         return None
     files = _image_files(folder, SUFFIXES if reading.channels in (1, 3) else {ARRAY_SUFFIX, ".tif", ".tiff"})
     files.sort()
-    # The training folders number the classes, so that a class that is missing in the test does not shift the others.
+    # Classes are numbered by the training folders, so that one missing in the test split does not shift the others.
     classes = tuple(sorted(_subfolders(_split_folder(root, "train") or root)))
     labels = _labels_by_folder(files, folder, classes)
     name = folder.name if folder == root else f"{root.name}/{folder.name}"
@@ -47,7 +47,7 @@ def open_folder(root: Path, split: Split, reading: Reading = IN_FULL) -> Source 
 
 
 def _image_files(folder: Path, suffixes: set[str]) -> list[str]:
-    """Paths relative to the folder; hidden files and folders are left out."""
+    """Paths relative to the folder, without hidden files and folders."""
     found = []
     for parent, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -75,7 +75,7 @@ def _subfolders(folder: Path) -> set[str]:
 
 
 def _split_folder(root: Path, split: Split) -> Path | None:
-    """root/train and root/test (or val, ...), if splits are all that root holds; else the whole is for training."""
+    """root/train and root/test (or val, ...), if root contains only splits; else all images are for training."""
     inside = _subfolders(root)
     names = {name for kind in SPLIT_FOLDERS.values() for name in kind}
     if "train" not in inside or not inside <= names:  # a class may be called train

@@ -1,4 +1,4 @@
-"""ImageNet-1k or a part of it, also as Kaggle hands it out, and Tiny-ImageNet: class folders named by wnids."""
+"""ImageNet-1k or a subset, also as distributed by Kaggle, and Tiny-ImageNet: class folders named by wnids."""
 
 import os
 import re
@@ -19,9 +19,9 @@ from tico_ssl.runtime.errors import UserError
 
 WNID = re.compile(r"n\d{8}")
 WNID_AND_WORDS = re.compile(r"(n\d{8})\s+(.+)")
-IMAGE_AND_WNID = re.compile(r"([^,\s]+),(n\d{8})\b.*")  # and the boxes of objects, which nothing here needs
-TINY_LINE = re.compile(r"(\S+)\t(n\d{8})\b.*")  # again with a box
-UNSORTED = ("", "images")  # folders of validation images that are no classes: ImageNet's flat ones, Tiny-ImageNet's
+IMAGE_AND_WNID = re.compile(r"([^,\s]+),(n\d{8})\b.*")  # followed by bounding boxes, which are not needed
+TINY_LINE = re.compile(r"(\S+)\t(n\d{8})\b.*")  # followed by a bounding box
+UNSORTED = ("", "images")  # folders of validation images that are not classes: ImageNet's flat ones, Tiny-ImageNet's
 DEVELOPMENT_KIT = Path("ILSVRC2012_devkit_t12", "data")
 
 
@@ -37,7 +37,7 @@ def _home(root: Path) -> Path | None:
 
 
 def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
-    """Class folders, numbered in the order of their wnids; validation images may also lie flat, with a list."""
+    """Class folders, numbered in the order of their wnids; validation images may also be flat, with a list."""
     home = _home(Path(place).expanduser())
     assert home is not None
     folder = home / "train" if split == "train" else _test_folder(home)
@@ -55,7 +55,7 @@ def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Sour
 
 
 def _test_folder(home: Path) -> Path | None:
-    """The validation images: those of ImageNet's own test/ have no labels that anybody could know."""
+    """The validation images: the labels of ImageNet's own test/ are not public."""
     for name in ("val", "valid", "validation"):
         if (home / name).is_dir():
             return home / name
@@ -72,7 +72,7 @@ def _test_labels(source: Source, home: Path, folder: Path, wnids: list[str]) -> 
     for file in files:
         wnid = listed.get(Path(file).stem) if _parent(file) in UNSORTED else file.partition(os.sep)[0]
         if wnid is None:
-            raise UserError(f"{folder / printable(file)}: is not in the list of labels of the validation images")
+            raise UserError(f"{folder / printable(file)}: is not in the list of validation labels")
         if wnid not in number:
             raise UserError(f"{folder / printable(file)}: of class {printable(wnid)}, which has no training folder")
         labels.append(number[wnid])
@@ -102,7 +102,7 @@ def _validation_list(home: Path) -> dict[str, str] | None:
 
 
 def _words(home: Path) -> dict[str, str]:
-    """What people call the classes, where a file tells."""
+    """Readable class names, if a file lists them."""
     table = _nearby(home, "words.txt", above=0) or _nearby(home, "LOC_synset_mapping.txt")
     if table is not None:
         return {wnid: words for _, (wnid, words) in read_lines(table, WNID_AND_WORDS, "a wnid and words")}
@@ -112,20 +112,20 @@ def _words(home: Path) -> dict[str, str]:
         except (AttributeError, TypeError, ValueError) as error:
             if isinstance(error, UserError):
                 raise
-            raise UserError(f'{table}: entries must be as "0": ["n01440764", "tench"]') from error
+            raise UserError(f'{table}: entries must look like "0": ["n01440764", "tench"]') from error
     if (table := _nearby(home, DEVELOPMENT_KIT / "meta.mat")) is not None:
         return {wnid: words for _, wnid, words in _synsets(table)}
     return {}
 
 
 def _synsets(path: Path) -> list[tuple[int, str, str]]:
-    """Number, wnid and words of the classes. The kit's numbers are not in the order of the wnids."""
+    """Number, wnid and words of the classes. The development kit's numbers are not in the order of the wnids."""
     from scipy.io import loadmat
 
     try:
         rows = np.atleast_1d(loadmat(path, squeeze_me=True)["synsets"])
         return [(int(row["ILSVRC2012_ID"]), str(row["WNID"]), str(row["words"])) for row in rows]
-    except Exception as error:  # scipy has no one kind of error for a damaged file
+    except Exception as error:  # scipy raises many kinds of errors for a damaged file
         raise UserError(f"{path}: not a readable list of synsets ({str(error).partition(chr(10))[0]})") from error
 
 
@@ -134,7 +134,7 @@ def _parent(file: str) -> str:
 
 
 def _nearby(home: Path, name: str | Path, above: int = 3) -> Path | None:
-    """A file beside the images or up to where Kaggle's archive begins, three folders above them."""
+    """A file next to the images or up to three folders above, where Kaggle's archive begins."""
     places = (home, *home.absolute().parents[:above])
     return next((place / name for place in places if (place / name).is_file()), None)
 

@@ -1,4 +1,4 @@
-"""iNaturalist 2018 as it is handed out: lists in COCO's manner, of one annotation an image."""
+"""iNaturalist 2018 as distributed: COCO-style lists with one annotation per image."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +46,7 @@ def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Sour
 
 
 def _names(home: Path, training: Any) -> dict[int, str]:
-    """Names by category, from the training list: the names of species came later, in a file of their own."""
+    """Names by category, from the training list; the names of species were published later in a separate file."""
     path = home / "categories.json"
     if path.is_file():
         data = {"categories": read_json(path)}
@@ -57,7 +57,7 @@ def _names(home: Path, training: Any) -> dict[int, str]:
 
 
 def _pairs(path: Path, data: Any, table: str, **fields: type) -> Iterator[tuple[Any, Any]]:
-    """Two fields of every entry of a list in a JSON file."""
+    """Two fields of every entry of a list in a JSON file, checked."""
     rows = data.get(table) if isinstance(data, dict) else None
     if not isinstance(rows, list):
         raise UserError(f"{path}: needs a list called '{table}'")

@@ -1,4 +1,4 @@
-"""A text file that lists the paths of images, one a line."""
+"""A text file with one image path per line."""
 
 import os
 from pathlib import Path
@@ -20,15 +20,15 @@ def matches(place: str) -> bool:
 
 
 def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
-    """All of it is for training."""
+    """Training split only."""
     return open_list(Path(place).expanduser(), reading) if split == "train" else None
 
 
 def open_list(path: Path, reading: Reading = IN_FULL) -> Source:
-    """The files that a text names, one a line, relative to the text; empty lines and comments (#) do not count."""
+    """The files listed in a text file, one per line, relative to it; empty lines and comments (#) are skipped."""
     lines = [os.fsdecode(line.strip()) for line in path.read_bytes().splitlines()]
     files = [line for line in lines if line and not line.startswith("#")]
     missing = next((file for file in files if not (path.parent / file).exists()), None)
     if missing is not None:
-        raise UserError(f"{path}: names a file that does not exist: {printable(missing)}")
+        raise UserError(f"{path}: lists a file that does not exist: {printable(missing)}")
     return files_source(path.name, path.parent, files, reading)

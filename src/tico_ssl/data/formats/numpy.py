@@ -35,7 +35,7 @@ def from_numpy(path: Path, split: Split) -> Source | None:
     try:
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray) != (path.suffix == ".npy"):
-            raise UserError(f"{path}: the contents are those of the other kind of numpy file (.npy, .npz)")
+            raise UserError(f"{path}: its content does not match its suffix (.npy, .npz)")
         if isinstance(loaded, np.ndarray):
             return from_arrays(path.name, channels_first(loaded, path), None)
         with loaded as archive:

@@ -1,14 +1,14 @@
-"""A packed file: squares of one size, or small JPEGs end to end, in one file that is mapped into memory.
+"""A packed file: squares of one size, or small JPEGs, in one memory-mapped file.
 
-    page        4,096 bytes: magic, version, where the header lies, the size of the file, a checksum
+    page        4,096 bytes: magic, version, position of the header, size of the file, a checksum
     data        fixed: uint8 (N, C, size, size); jpeg: encoded images
-    index       where each image begins in the data, and where the last one ends (int64)
+    index       start of each image in the data, and end of the last one (int64)
     checksums   of each image (CRC-32, uint32)
-    labels      int64, one for each image, or one for each class of each image; absent if there are none
-    names       where each name begins and where the last one ends (int64), then the names
-    header      JSON: what the images are, where the sections lie, and their checksums
+    labels      int64, one per image, or one per image and class; absent if there are none
+    names       start of each name and end of the last one (int64), then the names
+    header      JSON: description of the images, positions and checksums of the sections
 
-Every byte is under a checksum. Opening checks all but the data, which may be larger than memory; verifying reads all.
+Every byte is covered by a checksum. Opening checks all but the data, which may exceed memory; verifying reads all.
 """
 
 import json
@@ -42,20 +42,20 @@ NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" el
 
 
 def matches(place: str) -> bool:
-    """A file with the ending."""
+    """A file with the suffix."""
     path = Path(place).expanduser()
     return path.suffix in ENDINGS and path.is_file()
 
 
 def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
-    """All of it is for training."""
+    """Training split only."""
     return open_packed(Path(place).expanduser(), reading) if split == "train" else None
 
 
 def open_packed(path: Path, reading: Reading | None = None) -> Source:
-    """The images of a packed file. Squares are a tensor over the file itself, so nothing is read ahead of its use.
+    """The images of a packed file. Squares are a memory-mapped tensor, so nothing is read before it is used.
 
-    JPEGs are decoded as `reading` says (None: as packed); squares are as they are.
+    JPEGs are decoded according to `reading` (None: as packed); squares are not converted.
     """
     header, sections = _mapped(path)
     count, size, content, name = header["count"], header["size"], _images(header, sections), _names(header, sections)
@@ -79,7 +79,7 @@ def open_packed(path: Path, reading: Reading | None = None) -> Source:
 
 
 def verify_packed(path: Path, label: str | None = None) -> tuple[int, int]:
-    """Compare all checksums of a packed file, which reads all of it. Returns how many images and bytes it has."""
+    """Verify all checksums of a packed file, which reads all of it. Returns its number of images and bytes."""
     header, sections = _mapped(path)
     count, content, name = header["count"], _images(header, sections), _names(header, sections)
     checksums = np.frombuffer(sections["checksums"], "<u4")
@@ -89,7 +89,7 @@ def verify_packed(path: Path, label: str | None = None) -> tuple[int, int]:
 
 
 def _mapped(path: Path) -> tuple[dict[str, Any], dict[str, memoryview]]:
-    """The header, and the sections as memory: who writes there writes to private copies of pages, not to the file."""
+    """The header and the memory-mapped sections. Writes go to private copies of pages, not to the file."""
     with refusing(path, "read"), path.open("rb") as file:
         require(file.read(len(MAGIC)) == MAGIC, f"{path}: not a packed file")
         mapping = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE | NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -109,7 +109,7 @@ def _mapped(path: Path) -> tuple[dict[str, Any], dict[str, memoryview]]:
 
 
 def first_page(preamble: bytes) -> bytes:
-    """The page that a packed file begins with, under a checksum of its own."""
+    """The first page of a packed file, with its own checksum."""
     padded = preamble.ljust(PAGE - 4, b"\0")
     return padded + crc32(padded).to_bytes(4, "little")
 
@@ -131,14 +131,14 @@ def _pieces(content: memoryview, bounds: memoryview, count: int) -> Callable[[in
 
 
 def require(right: bool, otherwise: str) -> None:
-    """Stop with one line unless something is right."""
+    """Raise an error unless the condition holds."""
     if not right:
         raise UserError(otherwise)
 
 
 @contextmanager
 def refusing(path: Path, done: str) -> Iterator[None]:
-    """What the system refuses is the user's to put right: a missing file, a full disk."""
+    """Errors of the operating system, such as a missing file or a full disk, as a UserError."""
     try:
         yield
     except OSError as error:

@@ -1,10 +1,10 @@
-"""Parquet files in the layout of the Hugging Face hub: a column of encoded images, and perhaps one of labels.
+"""Parquet files in the layout of the Hugging Face hub: a column of encoded images, optionally one of labels.
 
-Parquet is made to be read in groups of rows: to get one image, its whole group is read and unpacked. Groups are kept in
-memory up to a budget, so data that fit into it are read once, and images in the order of the files are read once too.
-Beyond it, a true shuffle reads nearly a group per image: with groups of 100 rows, some 100 times the bytes. That takes
-a fraction of a millisecond for images of 32 pixels, about 6 ms for photographs of 100 kB, more from a slow disk: for
-many photographs, tar shards are the better form.
+Parquet is read in row groups: for one image, its whole group is read and decompressed. Groups are cached in memory up
+to a budget, so data that fit are read once, and so are images read in file order. Beyond the budget, a full shuffle
+reads nearly a group per image: with groups of 100 rows, some 100 times the bytes. That takes a fraction of a
+millisecond for images of 32 pixels, about 6 ms for photographs of 100 kB, more on a slow disk: for many photographs,
+tar shards are the better format.
 """
 
 import functools
@@ -26,22 +26,22 @@ from tico_ssl.data.formats._hub_folders import SUFFIX, holds_parquet, split_file
 from tico_ssl.data.source import Source, Split, file_identity
 from tico_ssl.runtime.errors import UserError
 
-RANK = 1  # a data set that is handed out as a folder may have tables beside its images
+RANK = 1  # data sets distributed as folders may have tables next to their images
 ENDINGS = (SUFFIX,)
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "labels", "fine_label")
-FAILURES = (ValueError, OSError, RuntimeError, IndexError)  # what pyarrow's own errors are, and too few rows
-CACHE_BYTES = 1 << 30  # of unpacked groups that a source keeps per process
+FAILURES = (ValueError, OSError, RuntimeError, IndexError)  # pyarrow's own errors, and too few rows
+CACHE_BYTES = 1 << 30  # of decompressed groups that a source caches per process
 
 
 def matches(place: str) -> bool:
-    """A parquet file, or a folder that is a data set of them."""
+    """A parquet file, or a folder that is a parquet data set."""
     path = Path(place).expanduser()
     return holds_parquet(path) if path.is_dir() else path.suffix in ENDINGS and path.is_file()
 
 
 def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
-    """Images by groups of rows."""
+    """Images by row groups."""
     return open_parquet(Path(place).expanduser(), split, reading)
 
 
@@ -57,11 +57,11 @@ class File:
 
 
 def open_parquet(path: Path, split: str = "train", reading: Reading = IN_FULL) -> Source | None:
-    """Images of a .parquet file or of a folder of them. None when there is no test split.
+    """Images of a .parquet file or a folder of them. None if there is no test split.
 
-    In a folder, files whose names begin with train are for training, with test or val for the test, and so are those in
-    folders of such names; if no name says so, and for a single file, all is for training. Labels exist when every row
-    has one.
+    In a folder, files or subfolders whose names begin with train are the training split, with test or val the test
+    split; without such names, and for a single file, all images are for training. There are labels if every row has
+    one.
     """
     paths = split_files(path, split)
     if paths is None:
@@ -84,11 +84,11 @@ def open_parquet(path: Path, split: str = "train", reading: Reading = IN_FULL) -
 
 
 class Reader:
-    """Random access by groups of rows, from several threads at a time and in forked processes.
+    """Random access by row groups, thread-safe and fork-safe.
 
-    Files are opened for each group and closed again: readers of pyarrow are not made to be shared between threads, and
-    with the footer at hand opening one costs little. Threads that want the same group wait for one of them to read it.
-    Locks and groups belong to a process, because a fork may find those of its parent locked.
+    Files are opened for each group and closed again: pyarrow's readers are not thread-safe, and opening one with a
+    known footer is cheap. Threads that need the same group wait for one of them to read it. Locks and groups belong to
+    a process, because a fork may inherit locked ones.
     """
 
     def __init__(self, files: Sequence[File], reading: Reading) -> None:
@@ -104,7 +104,7 @@ class Reader:
         self._locks: dict[tuple[int, int], threading.Lock] = {}
 
     def fetch(self, place: int) -> Tensor:
-        """One image; its group is read unless it is among the latest."""
+        """One image; its group is read unless it is cached."""
         group = int(np.searchsorted(self._starts, place, side="right")) - 1
         number = int(self._groups[group, 0])
         name = f"{self._files[number].path}:{place - self._first[number]}"
@@ -136,7 +136,7 @@ class Reader:
             return self._cached(*key)
 
     def _read(self, process: int, group: int) -> Any:
-        """The images of a group. The process is there to be part of the cache's key."""
+        """The images of a group. The process is an argument to be part of the cache's key."""
         file = self._files[self._groups[group, 0]]
         with _parquet().ParquetFile(file.path, metadata=file.metadata) as opened:
             return opened.read_row_group(int(self._groups[group, 1]), [file.image], use_threads=False).column(0)
@@ -159,7 +159,7 @@ def describe(path: Path) -> File:
 
 
 def read_labels(files: Sequence[File]) -> Tensor | None:
-    """The labels of all rows, if all have one. The hub marks rows without by -1 or null."""
+    """The labels of all rows, if all have one. The hub marks missing labels by -1 or null."""
     parts = []
     for file in files:
         if file.label is None:
@@ -206,7 +206,7 @@ def _is_whole(kind: Any) -> bool:
 
 
 def _class_names(schema: Any, label: str | None) -> tuple[str, ...]:
-    """What the hub's own description of the columns says, if the file has it and it is sound."""
+    """The hub's own description of the columns, if the file has a valid one."""
     try:
         names = json.loads(schema.metadata[b"huggingface"])["info"]["features"][label]["names"]
     except (TypeError, KeyError, ValueError):

@@ -1,7 +1,7 @@
-"""Places-205 as it is handed out: lists of files with class numbers.
+"""Places-205 as distributed: lists of files with class numbers.
 
-The lists are believed about files, so that two and a half million of them open in seconds: one that is missing is found
-like any other that cannot be read. Class folders are few, so those are looked for.
+The existence of the two and a half million listed files is not checked, so that opening takes seconds: a missing file
+is handled like any unreadable one. Class folders are few and are checked.
 """
 
 import re
@@ -56,7 +56,7 @@ def _read_list(path: Path) -> tuple[list[str], list[int]]:
 
 
 def _classes(home: Path, training: tuple[list[str], list[int]] | None) -> tuple[str, ...]:
-    """From the table of categories, else from the training list, so that both splits name the classes alike."""
+    """Class names from the table of categories, else from the training list, so that both splits agree."""
     folders = (home, (home / LISTS["train"]).parent)
     tables = (folder / name for folder in folders for name in CATEGORIES)
     path = next((table for table in tables if table.is_file()), None)

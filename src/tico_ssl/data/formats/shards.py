@@ -1,8 +1,8 @@
 """Tar shards in the WebDataset convention, read in any order: files, a folder of them, or a pattern.
 
-A tar file is a chain of headers, so finding one image means walking past all before it. Each shard is walked once and
-what was found is kept in a small file beside it; from then on an image is one read at a known place, and a shuffle
-over millions of images is a true one, not that of a buffer.
+A tar file is a chain of headers, so finding one image means reading all headers before it. Each shard is scanned once
+and its index cached in a small file next to it; from then on an image is one read at a known offset, and millions of
+images are shuffled fully, not within a buffer.
 """
 
 import functools
@@ -25,18 +25,18 @@ from tico_ssl.data.names import SUFFIXES
 from tico_ssl.data.source import Source, Split, file_identity
 from tico_ssl.runtime.errors import UserError
 
-RANK = 2  # a data set that is handed out as a folder, or parquet, may have its archives beside it
+RANK = 2  # data sets distributed as folders, and parquet, may have archives next to them
 ENDINGS = (".tar",)
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
-OPEN_SHARDS = 256  # file descriptors that a source holds at most; a process may often have no more than 1024
-SCANS = 4  # shards that are indexed at a time, which hides the latency of slow disks
+OPEN_SHARDS = 256  # open file descriptors per source; the limit per process is often 1024
+SCANS = 4  # shards indexed concurrently, which hides the latency of slow disks
 CLASS_FILES = ("classes.txt", "classnames.txt")
 BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*,[^{}]*)\}")
 
 
 def matches(place: str) -> bool:
-    """A tar file, compressed or not, whether it exists or not; a folder of plain ones; or a pattern."""
+    """A tar file, compressed or not, existing or not; a folder of uncompressed ones; or a pattern."""
     path = Path(place).expanduser()
     if path.is_dir():
         return holds(path, ENDINGS)
@@ -44,21 +44,21 @@ def matches(place: str) -> bool:
 
 
 def holds(folder: Path, endings: tuple[str, ...]) -> bool:
-    """Whether a folder has a file that ends so, without a look at what lies deeper."""
+    """Whether a folder has a file with one of these suffixes, not searching subfolders."""
     with os.scandir(folder) as entries:
         return any(entry.name.endswith(endings) for entry in entries)
 
 
 def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
-    """All of it is for training."""
+    """Training split only."""
     return open_shards(place, reading) if split == "train" else None
 
 
 def open_shards(pattern: str, reading: Reading = IN_FULL) -> Source:
     """Images in tar files, in the order of the sorted shards; `key.jpg` with `key.cls` or `key.json` for its label.
 
-    `pattern` is a tar file, a folder of them, a glob (`shards/*.tar`) or has braces (`train-{0000..0009}.tar`). Labels
-    exist when every image has one; `classes.txt` or `classnames.txt` beside the shards, or one folder up, names them.
+    `pattern` is a tar file, a folder of them, a glob (`shards/*.tar`) or has braces (`train-{0000..0009}.tar`). There
+    are labels if every image has one; `classes.txt` or `classnames.txt` next to the shards or one folder up names them.
     """
     paths = find_shards(pattern)
     with ThreadPoolExecutor(SCANS) as pool:
@@ -76,7 +76,7 @@ def open_shards(pattern: str, reading: Reading = IN_FULL) -> Source:
 
 
 def class_names(folder: Path, count: int) -> tuple[str, ...]:
-    """One name a line, if there are enough; in exports of several splits the file lies above their folders."""
+    """One class name per line, if there are enough; in exports of several splits the file is above their folders."""
     for path in (place / name for place in (folder, folder.parent) for name in CLASS_FILES):
         if path.is_file():
             names = path.read_text(encoding="utf-8", errors="backslashreplace").rstrip().split("\n")
@@ -85,7 +85,7 @@ def class_names(folder: Path, count: int) -> tuple[str, ...]:
 
 
 class Reader:
-    """Random access to indexed shards, from several threads at a time and in forked processes."""
+    """Random access to indexed shards, thread-safe and fork-safe."""
 
     def __init__(self, paths: Sequence[Path], counts: Sequence[int], index: Index, reading: Reading) -> None:
         self._paths, self._index, self._reading = paths, index, reading
@@ -97,7 +97,7 @@ class Reader:
         shard, size = self._shard(place), int(self._index.sizes[place])
         name = f"{shard}:{self._member(place)}"
         try:
-            descriptor = self._open(os.getpid(), shard)  # a variable, lest another thread's opening closes it meanwhile
+            descriptor = self._open(os.getpid(), shard)  # held: another thread may evict it from the cache
             data = os.pread(descriptor.number, size, int(self._index.offsets[place]))
         except OSError as error:
             raise BadImage(name, error.strerror or "the shard cannot be read") from error
@@ -121,8 +121,8 @@ class Reader:
 
 
 class Descriptor:
-    """A file that is open for reading until nobody holds this object. The process is there to be part of a cache's key:
-    a fork opens its own."""
+    """A file that is open for reading as long as this object lives. The process is part of the cache's key, so that a
+    fork opens its own."""
 
     def __init__(self, process: int, path: Path) -> None:
         self.number = os.open(path, os.O_RDONLY)
@@ -130,8 +130,8 @@ class Descriptor:
 
 
 def find_shards(pattern: str) -> list[Path]:
-    """The shards that a pattern stands for, sorted, each once."""
-    literal = Path(pattern).expanduser().exists()  # a name may hold braces
+    """The shards that match a pattern, sorted, without repetition."""
+    literal = Path(pattern).expanduser().exists()  # a name may contain braces
     pieces = [pattern] if literal else expand_braces(pattern)
     return sorted({path for piece in pieces for path in _matches(piece)})
 
@@ -160,7 +160,7 @@ def _matches(piece: str) -> list[Path]:
     found = list(path.iterdir()) if path.is_dir() else [Path(file) for file in glob.glob(str(path), recursive=True)]  # noqa: PTH207
     found = [file for file in found if not file.name.startswith(".")]
     shards = [file for file in found if file.name.endswith(".tar")]
-    shards = shards or [file for file in found if file.name.endswith(COMPRESSED)]  # to be told what to do about them
+    shards = shards or [file for file in found if file.name.endswith(COMPRESSED)]  # for the error about these
     if not shards:
         raise UserError(f"{piece}: no tar files found" if path.is_dir() else f"{piece}: no such tar file")
     return shards

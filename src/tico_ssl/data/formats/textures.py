@@ -1,4 +1,4 @@
-"""Ten patterns, drawn on demand from a seed instead of shipped; needs no files.
+"""Ten synthetic patterns, generated from a seed; needs no files.
 
 The class is the pattern and nothing else. Orientation, frequency, offset, colours, share of foreground, shading and
 noise are drawn from the same distributions for every class, so neither colour statistics nor raw pixels give the
@@ -16,7 +16,7 @@ from tico_ssl.data.arrays import from_arrays
 from tico_ssl.data.decoding import Reading
 from tico_ssl.data.source import Source, Split
 
-RANK = -1  # a name means the same whatever folders are called
+RANK = -1  # a name takes precedence over a folder of the same name
 NAMES = ("textures",)
 COUNTS: dict[Split, int] = {"train": 10_000, "test": 2_000}
 
@@ -34,7 +34,7 @@ def matches(place: str) -> bool:
 
 
 def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
-    """Images of the size that the network sees; as many as `data.limit` says, for training."""
+    """Images of the network's input size; for training, `data.limit` of them."""
     count = config.limit if split == "train" and config.limit else COUNTS[split]
     images, labels = draw_textures(count, config.image_size, seed=0 if split == "train" else 1)
     return from_arrays(place, images, labels, CLASSES)
@@ -151,7 +151,7 @@ def _coordinates(size: int, periods: Tensor, generator: Generator) -> tuple[Tens
     axis = (torch.arange(size) + 0.5) / size - 0.5
     angle = _uniform(0, 2 * math.pi, count, 1, 1, generator=generator)
     along, across = periods * angle.cos(), periods * angle.sin()
-    shift = _uniform(0, 60, 2, count, 1, 1, generator=generator)  # many tiles, so any offset is as likely
+    shift = _uniform(0, 60, 2, count, 1, 1, generator=generator)  # many tiles, so all offsets are equally likely
     x, y = axis, axis[:, None]
     return along * x - across * y + shift[0], across * x + along * y + shift[1]
 

@@ -33,7 +33,7 @@ SETS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "imagenet": ("ImageNet", {"split": "train"}, {"split": "val"}),
 }
 
-RANK = -1  # a name means the same whatever folders are called
+RANK = -1  # a name takes precedence over a folder of the same name
 NAMES = tuple(SETS)
 
 
@@ -43,14 +43,14 @@ def matches(place: str) -> bool:
 
 
 def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
-    """One image at a time where torchvision has them in files, else all in memory."""
+    """One image at a time if torchvision keeps them as files, else all in memory."""
     dataset = open_torchvision(place, split, config.root, config.download)
     source, files = from_dataset(place, dataset, reading), _files(dataset)
     return source if files is None else replace(source, identity=lambda i: file_identity(Path(files[i])))
 
 
 def _files(dataset: "Dataset[Any]") -> Sequence[str | Path] | None:
-    """Where the images lie, by the names that torchvision's classes have for it."""
+    """Paths of the images, under the various attribute names of torchvision's classes."""
     for name in ("_image_files", "_images", "_samples", "samples"):
         if found := getattr(dataset, name, None):
             return [entry[0] if isinstance(entry, tuple) else entry for entry in found]
@@ -58,18 +58,18 @@ def _files(dataset: "Dataset[Any]") -> Sequence[str | Path] | None:
 
 
 def open_torchvision(name: str, split: str, root: str, download: bool) -> "Dataset[Any]":
-    """A data set that lies under `root`, or that may be fetched to there."""
+    """A data set under `root`, downloaded to it if that is allowed."""
     from torchvision import datasets
 
     kind, train, test = SETS[name]
     arguments = dict(train if split == "train" else test)
-    if name != "imagenet":  # which nobody may fetch without an account
+    if name != "imagenet":  # which needs an account to download
         arguments["download"] = download
     try:
         opened: Dataset[Any] = getattr(datasets, kind)(root, **arguments)
         return opened
     except (RuntimeError, OSError) as error:
-        hint = "" if download or name == "imagenet" else "; fetch it with data.download=true"
+        hint = "" if download or name == "imagenet" else "; download it with data.download=true"
         raise UserError(
             f"data set '{name}' is not complete under '{root}'{hint} ({str(error).splitlines()[0]})"
         ) from error

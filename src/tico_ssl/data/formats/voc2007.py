@@ -1,4 +1,4 @@
-"""VOC2007 as it is handed out: several of twenty classes an image."""
+"""VOC2007 as distributed: multi-label, twenty classes."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ VOC_CLASSES = (
 
 
 def matches(place: str) -> bool:
-    """A folder with training lists of classes, or one around it."""
+    """A folder with the training lists of the classes, or its parent."""
     return _home(Path(place).expanduser()) is not None
 
 
@@ -30,7 +30,7 @@ def _home(root: Path) -> Path | None:
 
 
 def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
-    """Labels are (N, 20), as the lists have them: 1 there, -1 not, 0 hard to say."""
+    """Labels are (N, 20), as in the lists: 1 present, -1 absent, 0 difficult."""
     home = _home(Path(place).expanduser())
     assert home is not None
     lists = _lists(home, LISTS[split])
