@@ -332,7 +332,7 @@ def test_supervised_needs_labels():
     method, batch = built("supervised"), batch_for("supervised")
     with pytest.raises(UserError, match="needs labels"):
         method(Batch(batch.views, batch.index))
-    with pytest.raises(UserError, match="one label for each image"):
+    with pytest.raises(UserError, match="one label per image"):
         method(Batch(batch.views, batch.index, torch.zeros(N, 4)))
 
 
@@ -342,9 +342,9 @@ def test_supervised_looks_at_all_labels_before_it_begins():
     method.check_data(N, torch.arange(N) % 4)
     for labels, message in (
         (None, "needs labels"),
-        (torch.zeros(N, 4), "one label for each image"),
-        (torch.arange(5), r"labels run from 0 to 4, and method\.classes 4 is for 0 to 3"),
-        (torch.tensor([-1, 3]), "labels run from -1 to 3"),
+        (torch.zeros(N, 4), "one label per image"),
+        (torch.arange(5), r"labels range from 0 to 4, but method\.classes 4 allows 0 to 3"),
+        (torch.tensor([-1, 3]), "labels range from -1 to 3"),
     ):
         with pytest.raises(UserError, match=message):
             method.check_data(N, labels)
@@ -517,7 +517,7 @@ def test_pirl_is_the_naive_loss_of_its_networks():
 def test_pirl_says_what_does_not_fit():
     method, batch = built("pirl"), batch_for("pirl")
     method.check_data(40, None)
-    with pytest.raises(UserError, match=r"is for 40 images, there are 41: method\.images=41"):
+    with pytest.raises(UserError, match=r"has 40 entries for 41 images: set method\.images=41"):
         method.check_data(41, None)
     with pytest.raises(UserError, match="jigsaw of 9 pieces"):
         method(Batch((batch.views[0], batch.views[0]), batch.index))

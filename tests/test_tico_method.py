@@ -123,7 +123,7 @@ def test_the_paper_s_sizes_and_constants_are_the_defaults():
 
 
 def test_width_is_said_or_known_by_the_backbone():
-    with pytest.raises(ValueError, match=r"how many features.*width="):
+    with pytest.raises(ValueError, match=r"number of features.*width="):
         TiCo(Tiny())
     backbone = Tiny()
     backbone.width = WIDTH
@@ -262,7 +262,7 @@ def test_views_of_two_sizes_keep_their_order(view_order):
     view_1, view_2 = batch().views
     uneven = Batch((view_1, view_2[:, :, :6, :6]), torch.arange(IMAGES))
     assert method()(uneven).loss.isfinite()
-    with pytest.raises(ValueError, match=f"{view_order}.*one size"):
+    with pytest.raises(ValueError, match=f"{view_order}.*the same size"):
         method(view_order=view_order)(uneven)
 
 

@@ -1,6 +1,6 @@
 """One file per self-supervised method; the file name is the name in a recipe.
 
-A method file has `Config`, a `MethodConfig` with its settings, and `build(config, backbone)`, which returns a `Method`.
+A method file defines `Config`, a `MethodConfig` with its settings, and `build(config, backbone) -> Method`.
 """
 
 from typing import TYPE_CHECKING

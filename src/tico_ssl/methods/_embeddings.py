@@ -1,4 +1,4 @@
-"""What every loss does with raw embeddings first: look at their shapes, lift them to float32, give them length one."""
+"""Common to all losses: check the shapes of raw embeddings, convert to float32, normalise."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def check_embeddings(name: str, z_1: Tensor, z_2: Tensor, least: int = 2) -> None:
-    """Two matrices (n, d) of one shape, with so many images at least."""
+    """Refuse anything but two matrices (n, d) of one shape with at least `least` rows."""
     if z_1.ndim != 2 or z_1.shape != z_2.shape:
         raise ValueError(
             f"{name}: the embeddings of two views must both be (batch, dim), "
@@ -17,10 +17,10 @@ def check_embeddings(name: str, z_1: Tensor, z_2: Tensor, least: int = 2) -> Non
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """In float32 or better, whatever autocast made of it."""
+    """In float32 or better, regardless of autocast."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def unit(embeddings: Tensor) -> Tensor:
-    """Rows of length one, in float32 at least."""
+    """L2-normalised rows, at least in float32."""
     return F.normalize(at_least_float32(embeddings), dim=1)

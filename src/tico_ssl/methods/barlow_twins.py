@@ -2,7 +2,7 @@
 
     z1 = batchnorm(f(x1));  z2 = batchnorm(f(x2))               each dimension with mean 0 and variance 1, not affine
     c  = z1' z2 / n                                             cross-correlation of the views, d x d
-    loss = sum_i (1 - c_ii)^2 + lambda sum_{i != j} c_ij^2      the same in both views, and different from each other
+    loss = sum_i (1 - c_ii)^2 + lambda sum_{i != j} c_ij^2      invariance, and no redundancy between dimensions
 
 Mean, variance and correlation are those of the global batch: embeddings are gathered with their gradient, and every
 process computes the same loss.
@@ -26,7 +26,7 @@ from tico_ssl.runtime import distributed
 
 
 class BarlowTwinsTerms(NamedTuple):
-    """The loss, and the two terms it is the sum of."""
+    """The loss and its two terms."""
 
     loss: Tensor
     invariance: Tensor
@@ -46,7 +46,7 @@ def barlow_twins_loss(
         redundancy = lambda sum_{i != j} c_ij^2
         loss       = invariance + redundancy
 
-    `gather` joins the rows of all processes.
+    `gather` concatenates the rows of all processes.
     """
     check_embeddings("Barlow Twins", z_1, z_2)
     with torch.autocast(z_1.device.type, enabled=False):
@@ -58,7 +58,7 @@ def barlow_twins_loss(
 
 
 def off_diagonal(matrix: Tensor) -> Tensor:
-    """The entries of a square matrix that are not on its diagonal, as a view of it."""
+    """The off-diagonal entries of a square matrix, as a view."""
     d = len(matrix)
     return matrix.flatten()[:-1].view(d - 1, d + 1)[:, 1:]
 
@@ -67,7 +67,7 @@ class Config(MethodConfig):
     """Barlow Twins' settings; the defaults are the authors' for ImageNet."""
 
     name: str = "barlow-twins"
-    """Barlow Twins: the cross-correlation of two views, made the identity."""
+    """Barlow Twins: the cross-correlation of two views is driven to the identity."""
     hidden: Annotated[int, Field(ge=1)] = 8192
     """Width of the projector's two hidden layers."""
     dim: Annotated[int, Field(ge=2)] = 8192
@@ -75,11 +75,11 @@ class Config(MethodConfig):
     redundancy_weight: Annotated[float, Field(ge=0)] = 0.0051
     """Lambda: weight of the correlations between different dimensions. The paper's text rounds it to 0.005."""
     scale: Annotated[float, Field(gt=0)] = 1.0
-    """Multiplies the loss. Under LARS only biases and normalisation notice."""
+    """Factor of the loss. Under LARS it affects only biases and normalisation parameters."""
 
 
 class BarlowTwins(Siamese):
-    """Backbone and a projector of three layers, and the cross-correlation of the views."""
+    """Backbone and a three-layer projector, with the cross-correlation loss."""
 
     config: Config
 
@@ -96,7 +96,7 @@ class BarlowTwins(Siamese):
         return StepOutput(self.config.scale * terms.loss, parts, z_1.detach())
 
     def collapsed_loss(self) -> float:
-        """Every correlation is zero: one for each dimension."""
+        """All correlations are zero: one per dimension."""
         return self.config.scale * self.config.dim
 
 

@@ -1,9 +1,9 @@
-"""BYOL: Bootstrap Your Own Latent (Grill et al., 2020). A prediction of the target's embedding, and no negatives.
+"""BYOL: Bootstrap Your Own Latent (Grill et al., 2020). Predict the target's embedding; no negatives.
 
 p_i = predictor(f(x_i));  z_i = f_target(x_i)               two views, two networks, n embeddings of d numbers
 loss = mean(2 - 2 cos(p_1, z_2)) + mean(2 - 2 cos(p_2, z_1))
 ... backward, optimiser step ...
-target = ema_decay target + (1 - ema_decay) online          backbone and projector; the predictor has no twin
+target = ema_decay target + (1 - ema_decay) online          backbone and projector, not the predictor
 """
 
 from typing import Annotated
@@ -24,7 +24,7 @@ from tico_ssl.optim.schedules import cosine_ema_decay
 def byol_loss(prediction: Tensor, target: Tensor) -> Tensor:
     """One direction, of raw embeddings (n, d): mean(2 - 2 cos(prediction, target)).
 
-    This is the squared distance of the two unit vectors. The gradient is the prediction's alone.
+    This is the squared distance of the two unit vectors. Only the prediction gets a gradient.
     """
     check_embeddings("BYOL", prediction, target, least=1)
     with torch.autocast(prediction.device.type, enabled=False):
@@ -35,7 +35,7 @@ class Config(MethodConfig):
     """BYOL's settings; the defaults are the paper's for ImageNet."""
 
     name: str = "byol"
-    """BYOL, prediction of a slowly moving target."""
+    """BYOL: prediction of a slowly moving target."""
     hidden: Annotated[int, Field(ge=1)] = 4096
     """Width of the hidden layers of projector and predictor."""
     dim: Annotated[int, Field(ge=2)] = 256
@@ -59,30 +59,30 @@ class BYOL(Method):
         self.target = Target(self.online())
 
     def predict(self, images: Tensor) -> Tensor:
-        """What the online network predicts the target's projections of another view to be."""
+        """The online network's predictions of the target's projections."""
         prediction: Tensor = self.predictor(self.embed(images))
         return prediction
 
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
-        """Predictions of the first two views and, if they are asked for, the target's projections of both, in the
-        views' order."""
+        """Predictions of the first two views and, with `fixed`, the target's projections of both, in the order of the
+        views."""
         views = batch.images(2)
         return Encoded(*encode_both(self.predict, views, self.target, views if fixed else ()))
 
     def loss(self, encoded: Encoded) -> StepOutput:
-        """Both directions: each view's prediction and the other view's projection."""
+        """Both directions: the prediction of each view and the projection of the other."""
         (p_1, p_2), (z_1, z_2) = encoded.trained, encoded.fixed
         first, second = byol_loss(p_1, z_2), byol_loss(p_2, z_1)
         return StepOutput(first + second, {"view_1": first, "view_2": second}, p_1.detach())
 
     def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
-        """Move the target towards the online network, by the schedule of its decay."""
+        """Update the target by the schedule of its EMA decay."""
         decay = cosine_ema_decay(progress, self.config.ema_start, self.config.ema_end)
         self.target.follow(self.online(), decay)
         return {"ema_decay": decay}
 
     def collapsed_loss(self) -> float:
-        """Zero, the smallest there is: BYOL's loss does not show a collapse."""
+        """Zero, the minimum: BYOL's loss does not show a collapse."""
         return 0.0
 
 

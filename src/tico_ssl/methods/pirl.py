@@ -8,10 +8,10 @@
     ... backward, optimiser step ...
     m_own = normalize(decay m_own + (1 - decay) f)
 
-m is a memory bank with one entry for every training image. It takes no gradient.
+m is a memory bank with one entry per training image, without gradient.
 
-Negatives are drawn with replacement from the whole bank, one draw for all images of a process and both terms: a draw
-for each image would take a thousand times the memory. The image itself, where it is drawn, is left out.
+Negatives are drawn with replacement from the whole bank, once for all images of a process and both terms: a draw per
+image would take a thousand times the memory. An image's own entry, if drawn, is masked.
 """
 
 from typing import Annotated
@@ -40,8 +40,8 @@ def pirl_loss(
 ) -> Tensor:
     """mean of -log h(own) - sum_j log(1 - h(negative_j)), where h is the softmax of cosines over temperature.
 
-    Raw embeddings (n, d); their entries of the memory bank (n, d) and m others (m, d), which have length one.
-    `left_out` (n, m) marks negatives that are none for an image. Without `push`, -log h(own) alone: cross entropy.
+    Raw embeddings (n, d); their entries of the memory bank (n, d) and m others (m, d), all of unit length.
+    `left_out` (n, m) masks negatives of an image. Without `push`, -log h(own) alone: cross entropy.
     """
     if embedding.ndim != 2 or own.shape != embedding.shape or negatives.shape[1:] != embedding.shape[1:]:
         raise ValueError(
@@ -58,7 +58,7 @@ def pirl_loss(
         log_h = F.log_softmax(logits, dim=1)
         loss = -log_h[:, 0].mean()
         if push:
-            h = log_h[:, 1:].exp().clamp_max(1 - 1e-6)  # one negative that takes all must not make the loss infinite
+            h = log_h[:, 1:].exp().clamp_max(1 - 1e-6)  # a single dominant negative must not make the loss infinite
             loss = loss - torch.log1p(-h).sum(dim=1).mean()
     return loss
 
@@ -69,28 +69,28 @@ class Config(MethodConfig):
     name: str = "pirl"
     """PIRL with jigsaws."""
     images: Annotated[int, Field(ge=2)] = 1_281_167
-    """Training images at most: the memory bank has an entry for each."""
+    """Size of the memory bank: at least the number of training images."""
     dim: Annotated[int, Field(ge=2)] = 128
-    """Dimensions of the embedding, and of what is made of each piece."""
+    """Dimensions of the embedding, and of each piece's projection."""
     pieces: Annotated[int, Field(ge=1)] = 9
-    """Pieces of a jigsaw: the square of the second view's `jigsaw`."""
+    """Pieces per jigsaw: the square of the second view's `jigsaw`."""
     negatives: Annotated[int, Field(ge=1)] = 32_000
-    """Entries of the memory bank that are drawn to compare with."""
+    """Number of negatives drawn from the memory bank."""
     temperature: Annotated[float, Field(gt=0)] = 0.07
-    """Of the comparison."""
+    """Temperature of the softmax."""
     weight: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Share of the jigsaw in the loss; the rest is the image's own."""
+    """Weight of the jigsaw's term; the image's term has the rest."""
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Of the moving average in the memory bank."""
+    """Decay of the memory bank's moving average."""
     push: bool = True
-    """Have the term of negatives in the loss (the paper's formula), or cross entropy alone."""
+    """Include the term of the negatives (the paper's formula); off: cross entropy alone."""
 
 
 class PIRL(Method):
     """Backbone, a head for images and one for jigsaws, and the memory bank. The first view is an image, the second a
     jigsaw.
 
-    Its loss at collapse is 1 + log(negatives + 1) or nearly so, but healthy runs stay above half of that for long.
+    At collapse the loss is about 1 + log(negatives + 1), but healthy runs stay above half of that for long.
     """
 
     config: Config
@@ -106,7 +106,7 @@ class PIRL(Method):
         self.jigsaw_head = nn.Linear(config.pieces * config.dim, config.dim)
         self.register_buffer("bank", F.normalize(torch.randn(config.images, config.dim), dim=1))
         self.register_buffer("visited", torch.zeros(config.images, dtype=torch.bool))
-        self._seen: tuple[Tensor, Tensor] | None = None  # from a step's loss to its end, never longer
+        self._seen: tuple[Tensor, Tensor] | None = None  # only between a step's loss and its end
 
     def embed(self, images: Tensor) -> Tensor:
         """Raw embeddings of whole images."""
@@ -114,14 +114,14 @@ class PIRL(Method):
         return embeddings
 
     def check_data(self, images: int, labels: Tensor | None) -> None:
-        """An entry of the memory bank for every image."""
+        """The memory bank needs an entry for every image."""
         if images > self.config.images:
             raise UserError(
-                f"PIRL's memory is for {self.config.images} images, there are {images}: method.images={images}"
+                f"PIRL's memory bank has {self.config.images} entries for {images} images: set method.images={images}"
             )
 
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
-        """Embeddings of images and of jigsaws, and the images' places in the memory bank beside them."""
+        """Embeddings of images and jigsaws, and the images' indices in the memory bank."""
         image, jigsaw = batch.views[:2]
         if image.ndim != 4 or jigsaw.ndim != 5 or jigsaw.shape[1] != self.config.pieces:
             raise UserError(
@@ -133,8 +133,7 @@ class PIRL(Method):
         return Encoded((of_image, self.jigsaw_head(of_pieces.flatten(1))), (batch.index,) if fixed else ())
 
     def loss(self, encoded: Encoded) -> StepOutput:
-        """PIRL's loss of a whole batch; in training mode, what the memory bank will take up is kept until the step's
-        end."""
+        """PIRL's loss of a whole batch; in training mode, the embeddings are kept for the update of the memory bank."""
         (image, jigsaw), (index,) = encoded.trained, encoded.fixed
         settings, images = self.config, len(self.bank)
         drawn = torch.randint(images, (settings.negatives,), device=index.device)
@@ -150,7 +149,7 @@ class PIRL(Method):
 
     @torch.no_grad()
     def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
-        """Let the memory bank follow the images of this step, of all processes."""
+        """Update the memory bank with this step's images of all processes."""
         if self._seen is not None:
             index, image = (distributed.gathered(part) for part in self._seen)
             self._seen = None
@@ -160,8 +159,8 @@ class PIRL(Method):
         return {}
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """The share of memories that an image has been written to (the others are random), and the mean cosine of
-        different ones among those: 1 if they are all the same."""
+        """Fraction of the memory bank that has been written (the rest is random), and the mean cosine of different
+        entries among it: 1 if all are equal."""
         return {
             "memory_visited": self.visited.float().mean(),
             "memory_cosine": mean_cosine(self.bank, self.visited),

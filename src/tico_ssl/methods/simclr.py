@@ -3,8 +3,8 @@
     z = normalize([f(x1); f(x2)])                                    two views, one network, 2n embeddings
     loss = mean_i -log( exp(z_i . z_j / tau) / sum_{k != i} exp(z_i . z_k / tau) )       j: the other view of i
 
-Every embedding of the global batch but an image's own two is a negative: embeddings are gathered with their gradient,
-and every process computes the loss of them all.
+All embeddings of other images in the global batch are negatives: embeddings are gathered with their gradient, and every
+process computes the loss of the whole batch.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from tico_ssl.runtime import distributed
 
 
 class SimCLRTerms(NamedTuple):
-    """The loss, and the two terms it is the sum of."""
+    """The loss and its two terms."""
 
     loss: Tensor
     alignment: Tensor
@@ -43,7 +43,7 @@ def nt_xent_loss(
         uniformity = mean_i log sum_{k != i} exp(s_ik / tau)      means over all 2n embeddings
         loss       = alignment + uniformity
 
-    `gather` joins the rows of all processes.
+    `gather` concatenates the rows of all processes.
     """
     check_embeddings("SimCLR", z_1, z_2)
     if not temperature > 0:
@@ -68,15 +68,15 @@ class Config(MethodConfig):
     dim: Annotated[int, Field(ge=2)] = 128
     """Dimensions of the embedding."""
     batch_norm: bool = True
-    """BatchNorm behind each layer of the projector; without it, the layers have biases."""
+    """BatchNorm after each layer of the projector; without it, the layers have biases."""
     temperature: Annotated[float, Field(gt=0)] = 0.1
-    """Tau: the smaller, the more the nearest negatives count."""
+    """Temperature tau: the smaller, the more the nearest negatives count."""
 
 
 class SimCLR(Siamese):
     """Backbone and projector, and NT-Xent between the views.
 
-    Its loss at collapse, log(2n - 1), depends on the batch and is near that of a fresh network: no sign to go by.
+    At collapse the loss is log(2n - 1), close to that of an untrained network: not indicative.
     """
 
     config: Config

@@ -1,9 +1,9 @@
 """SimSiam: exploring simple Siamese representation learning (Chen and He, 2021).
 
     z1 = f(x1);  z2 = f(x2);  p1 = h(z1);  p2 = h(z2)           one network f and a predictor h
-    loss = -(cos(p1, stop(z2)) + cos(p2, stop(z1))) / 2         mean over images; no gradient into z but through h
+    loss = -(cos(p1, stop(z2)) + cos(p2, stop(z1))) / 2         mean over images; gradient only through h
 
-Nothing but the stop-gradient and the predictor keeps the network from collapse. The paper holds the predictor's
+Only the stop-gradient and the predictor prevent collapse. The paper holds the predictor's
 learning rate fixed while the rest follows a cosine; here all parameters share one schedule.
 """
 
@@ -26,7 +26,7 @@ def simsiam_loss(p_1: Tensor, p_2: Tensor, z_1: Tensor, z_2: Tensor) -> Tensor:
 
         loss = -1/2 mean_i [ cos(p1_i, stop(z2_i)) + cos(p2_i, stop(z1_i)) ]
 
-    A mean over images: processes need nothing of each other.
+    A mean over images, so processes need not communicate.
     """
     check_embeddings("SimSiam", p_1, z_2)
     check_embeddings("SimSiam", p_2, z_1)
@@ -46,11 +46,11 @@ class Config(MethodConfig):
     dim: Annotated[int, Field(ge=2)] = 2048
     """Dimensions of the embedding."""
     predictor_hidden: Annotated[int, Field(ge=1)] = 512
-    """Width of the predictor's hidden layer, narrower than the embedding."""
+    """Width of the predictor's hidden layer (bottleneck)."""
 
 
 class SimSiam(Siamese):
-    """Backbone, a projector of three layers that ends in a BatchNorm, and a predictor."""
+    """Backbone, a three-layer projector that ends in a BatchNorm, and a predictor."""
 
     config: Config
 
@@ -62,7 +62,7 @@ class SimSiam(Siamese):
         self.predictor = head(config.dim, config.predictor_hidden, config.dim, last_bias=True)
 
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
-        """Predictions of both views, which take a gradient, and their embeddings, which do not."""
+        """Predictions of both views with gradient, and their embeddings without."""
         embeddings = [self.embed(view) for view in batch.images(2)]
         predictions = tuple(self.predictor(z) for z in embeddings)
         return Encoded(predictions, tuple(z.detach() for z in embeddings) if fixed else ())

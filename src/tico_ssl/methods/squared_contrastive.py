@@ -8,11 +8,11 @@
     ... backward, optimiser step ...
     target = ema_decay target + (1 - ema_decay) online
 
-The bank is this step's keys and the m - n before them, of all processes, without gradient. The sum of squares over the
+The bank has this step's keys and the m - n before them, of all processes, without gradient. The sum of squares over the
 keys is a quadratic form, (1/m) sum_j (z.z''_j)^2 = z C z with C the keys' second moment: TiCo's contrast, whose C is a
-moving average instead. Here, too, C is formed, and never the n m cosines.
+moving average instead. Here, too, C is computed, not the n m cosines.
 
-The bank begins with zeros, as TiCo's covariance does, so the contrast ramps up while the bank fills.
+The bank is initialised with zeros, as TiCo's covariance is, so the contrast ramps up while the bank fills.
 """
 
 from typing import Annotated, NamedTuple
@@ -33,7 +33,7 @@ from tico_ssl.runtime import distributed
 
 
 class SquaredContrastiveTerms(NamedTuple):
-    """The loss and the two terms it is the sum of."""
+    """The loss and its two terms."""
 
     loss: Tensor
     invariance: Tensor
@@ -47,8 +47,8 @@ def squared_contrastive_loss(
 
         -mean(z'_i.z''_i) + (rho / n m) sum_i sum_j (z'_i.key_j)^2
 
-    The keys are by default the target's own embeddings, the paper's form in a batch; `leave_out_own` leaves each
-    image's own key out of the second sum, and is turned off for a memory bank. The gradient is the online network's.
+    The keys are by default the target's own embeddings, the paper's form in a batch; `leave_out_own` excludes each
+    image's own key from the second sum; it is off for a memory bank. Only the online embeddings get a gradient.
     """
     _check(online, target, keys, rho)
     with torch.autocast(online.device.type, enabled=False):
@@ -84,7 +84,7 @@ class Config(MethodConfig):
     dim: Annotated[int, Field(ge=2)] = 256
     """Dimensions of the embedding."""
     last_bias: bool = False
-    """Bias in the projector's last layer. It would let the network add one common direction: the way to collapse."""
+    """Bias in the projector's last layer. It adds a common direction to all embeddings, which favours collapse."""
     rho: Annotated[float, Field(ge=0)] = 8.0
     """Weight of the contrast."""
     bank: Annotated[int, Field(ge=0)] = 0
@@ -96,7 +96,7 @@ class Config(MethodConfig):
 
 
 class SquaredContrastive(Method):
-    """Backbone and projector, their slowly moving target, and the bank of its keys if there is one."""
+    """Backbone and projector, their EMA target, and optionally a memory bank of its keys."""
 
     config: Config
 
@@ -108,12 +108,12 @@ class SquaredContrastive(Method):
         self.bank = KeyQueue(torch.zeros(config.bank, config.dim)) if config.bank else None
 
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
-        """Embeddings of view one by the online network and, if they are asked for, of view two by the target."""
+        """Embeddings of view one by the online network and, with `fixed`, of view two by the target."""
         view_1, view_2 = batch.images(2)
         return Encoded(*encode_both(self.embed, (view_1,), self.target, (view_2,) if fixed else ()))
 
     def loss(self, encoded: Encoded) -> StepOutput:
-        """The loss of a whole batch: this process's images and the keys of all; in training mode the bank moves on."""
+        """The loss of a whole batch: this process's images, the keys of all; in training mode the bank is updated."""
         (online,), (target,) = encoded.trained, encoded.fixed
         keys = distributed.gathered(unit(target.detach()))
         if self.bank is None:
@@ -127,7 +127,7 @@ class SquaredContrastive(Method):
         return StepOutput(terms.loss, parts, online.detach())
 
     def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
-        """Move the target towards the online network, by the schedule of its decay."""
+        """Update the target by the schedule of its EMA decay."""
         decay = cosine_ema_decay(progress, self.config.ema_start, self.config.ema_end)
         self.target.follow(self.online(), decay)
         return {"ema_decay": decay}
@@ -137,7 +137,7 @@ class SquaredContrastive(Method):
         return {} if self.bank is None else self.bank.diagnostics("bank")
 
     def collapsed_loss(self) -> float:
-        """Rho - 1: every cosine is one. In a batch the own key is left out, which takes a share rho / n off."""
+        """Rho - 1: every cosine is one. Without a bank the own key is excluded, which subtracts rho / n."""
         return self.config.rho - 1
 
 

@@ -1,4 +1,4 @@
-"""Supervised: the backbone with a linear classifier, trained with labels. What self-supervision is compared with.
+"""Supervised: the backbone with a linear classifier, trained with labels. The baseline of self-supervision.
 
 loss = - mean_i log softmax(W f(x_i) + b)[y_i]          cross entropy; x one view, y its image's label
 """
@@ -18,9 +18,9 @@ from tico_ssl.runtime.errors import UserError
 
 
 def supervised_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-    """-mean log softmax(logits)[label] of logits (n, classes) and labels (n,), which are whole numbers of any type.
+    """-mean log softmax(logits)[label] of logits (n, classes) and labels (n,) of any integer type.
 
-    With `smoothing` s the target is 1 - s for the label and s / classes more for every class.
+    Label smoothing s: the target is 1 - s for the label, plus s / classes for every class.
     """
     if logits.ndim != 2 or labels.shape != logits.shape[:1]:
         raise ValueError(
@@ -32,22 +32,22 @@ def supervised_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> T
 
 
 class Config(MethodConfig):
-    """The classifier's settings; the defaults are those of the usual ImageNet training."""
+    """The classifier's settings; the defaults are those of standard ImageNet training."""
 
     minimum_views: ClassVar[int] = 1
 
     name: str = "supervised"
     """Training with labels."""
     classes: Annotated[int, Field(ge=2)] = 1000
-    """How many classes the labels count; they run from 0 to one less."""
+    """Number of classes; labels are 0 to classes - 1."""
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the target that is spread over all classes."""
+    """Label smoothing."""
 
 
 class Supervised(Method):
-    """Backbone and linear classifier. Views beyond the first are not looked at.
+    """Backbone and linear classifier. Only the first view is used.
 
-    No loss tells of a collapse: labels keep images apart, and a high loss says only that they are hard to tell.
+    The loss does not indicate collapse, which labels prevent: a high loss means only that classes are hard to separate.
     """
 
     config: Config
@@ -58,22 +58,22 @@ class Supervised(Method):
         self.classifier = nn.Linear(width_of(backbone, width), config.classes)
 
     def check_data(self, images: int, labels: Tensor | None) -> None:
-        """One label for each image, below the number of classes."""
+        """One label per image, below the number of classes."""
         labels = _one_for_each_image(labels)
         classes, least, most = self.config.classes, int(labels.min()), int(labels.max())
         if least < 0 or most >= classes:
             raise UserError(
-                f"labels run from {least} to {most}, and method.classes {classes} is for 0 to {classes - 1}"
+                f"labels range from {least} to {most}, but method.classes {classes} allows 0 to {classes - 1}"
             )
 
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
-        """Logits of the first view, and the labels beside them."""
+        """Logits of the first view, and the labels."""
         label = _one_for_each_image(batch.label)
         (view,) = batch.images(1)
         return Encoded((self.classifier(self.embed(view)),), (label,) if fixed else ())
 
     def loss(self, encoded: Encoded) -> StepOutput:
-        """Cross entropy, with the share of images that are classified rightly."""
+        """Cross entropy and accuracy."""
         (logits,), (label,) = encoded.trained, encoded.fixed
         loss = supervised_loss(logits, label, self.config.smoothing)
         accuracy = (logits.detach().argmax(dim=1) == label).float().mean()
@@ -82,11 +82,9 @@ class Supervised(Method):
 
 def _one_for_each_image(labels: Tensor | None) -> Tensor:
     if labels is None:
-        raise UserError("method supervised needs labels, and these images have none")
+        raise UserError("method supervised needs labels, but these images have none")
     if labels.ndim != 1:
-        raise UserError(
-            f"method supervised needs one label for each image, got labels of shape {list(labels.shape[1:])}"
-        )
+        raise UserError(f"method supervised needs one label per image, got labels of shape {list(labels.shape[1:])}")
     return labels
 
 

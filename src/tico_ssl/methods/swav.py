@@ -1,18 +1,18 @@
 """SwAV: Swapping Assignments between Views (Caron et al., 2020).
 
-    z_v = normalize(f(x_v));  s_v = z_v . C'                 embeddings of every crop, and their scores: K prototypes C
+    z_v = normalize(f(x_v));  s_v = z_v . C'                 embeddings of every crop; scores by K prototypes C
     q_a = sinkhorn(s_a)                                       for the first two crops, without gradient
     loss = mean_a mean_{v != a} - mean_i sum_k q_a[i, k] log softmax(s_v[i] / temperature)[k]
     ... backward, optimiser step ...
-    C = normalize(C)                                          every prototype has length one
+    C = normalize(C)                                          every prototype has unit length
 
-Sinkhorn makes assignments in which all prototypes are used equally by the global batch: of Q = exp(s / epsilon), it
-divides by the sum over images, then by the sum over prototypes, three times. Under several processes only the K sums
-over images are added up. A queue of earlier embeddings lets small batches be compared with more images. It must not be
-used while the network changes fast: where all embeddings have moved on since the queue was filled, what sets a batch
-apart from the queue is that movement, all images are assigned to prototypes that lie ahead, and are driven on there.
+Sinkhorn's assignments use all prototypes equally over the global batch: Q = exp(s / epsilon) is divided by the sum over
+images, then by the sum over prototypes, three times. Over several processes only the K sums over images are reduced. A
+queue of earlier embeddings adds images to the assignments of small batches. It must not be used while the network
+changes fast: when all embeddings have drifted since the queue was filled, a batch differs from the queue by that drift,
+so all its images are assigned to prototypes in its direction and driven further.
 
-All crops go through the networks one by one, so that BatchNorm sees crops of one kind at a time.
+Each crop has its own forward pass, so that BatchNorm sees one kind of crop at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,8 +46,8 @@ def sinkhorn(
 ) -> Tensor:
     """Assignments (n, K) of scores (n, K): each row sums to one, each column nearly to n / K.
 
-    `earlier` are scores (m, K) of more images, the same in all processes; they are counted with their `weight`, 0 or 1,
-    and their own assignments are not returned. `total` sums a vector over processes.
+    `earlier` are scores (m, K) of further images, the same in all processes, counted with `weight` 0 or 1; their
+    assignments are not returned. `total` sums a vector over processes.
     """
     with torch.autocast(scores.device.type, enabled=False):
         Q = torch.exp(at_least_float32(scores) / epsilon)
@@ -62,7 +62,7 @@ def sinkhorn(
 def swav_loss(scores: Sequence[Tensor], assignments: Sequence[Tensor], temperature: float = 0.1) -> Tensor:
     """mean_a mean_{v != a} -mean_i sum_k q_a[i, k] log softmax(s_v[i] / temperature)[k].
 
-    Scores (n, K) of all views, and assignments (n, K) of the first of them, which are held constant.
+    Scores (n, K) of all views, and assignments (n, K) of the first of them, without gradient.
     """
     if not 1 <= len(assignments) <= len(scores) or len(scores) < 2:
         raise ValueError(f"SwAV: {len(assignments)} assignments do not fit the scores of {len(scores)} views")
@@ -81,10 +81,10 @@ def swav_loss(scores: Sequence[Tensor], assignments: Sequence[Tensor], temperatu
 
 @torch.no_grad()
 def view_correlation(scores: Sequence[Tensor]) -> Tensor:
-    """How the first view's scores (n, K) correlate with those of the others, the mean of each prototype taken out.
+    """Correlation of the first view's scores (n, K) with those of the others, after subtracting each prototype's mean.
 
-    Predictions are s / temperature, assignments about s / epsilon. Where views correlate by r, the best prediction of a
-    small assignment is r s / epsilon: scores grow if r > epsilon / temperature, and shrink to nothing otherwise.
+    Predictions are s / temperature, assignments about s / epsilon. If views have correlation r, the best prediction of
+    a small assignment is r s / epsilon: scores grow if r > epsilon / temperature, and vanish otherwise.
     """
     first, *others = (score - distributed.all_mean(score.mean(dim=0)) for score in scores)
     products = [torch.stack([(first * other).sum(), first.square().sum(), other.square().sum()]) for other in others]
@@ -96,7 +96,7 @@ class Config(MethodConfig):
     """SwAV's settings; the defaults are the paper's for large batches."""
 
     name: str = "swav"
-    """SwAV, online clustering."""
+    """SwAV: online clustering."""
     hidden: Annotated[int, Field(ge=1)] = 2048
     """Width of the projector's hidden layer."""
     dim: Annotated[int, Field(ge=2)] = 128
@@ -106,23 +106,23 @@ class Config(MethodConfig):
     prototypes: Annotated[int, Field(ge=2)] = 3000
     """Number of clusters."""
     freeze_steps: Annotated[int, Field(ge=0)] = 313
-    """Steps at the beginning in which prototypes stay as they are; the default is an epoch of 4096 images a step."""
+    """Initial steps with frozen prototypes; the default is one ImageNet epoch at batch size 4096."""
     temperature: Annotated[float, Field(gt=0)] = 0.1
-    """Of the predictions."""
+    """Temperature of the predictions."""
     epsilon: Annotated[float, Field(ge=0.025)] = 0.05
-    """Of the assignments: the smaller, the harder. Exponentials of 1 / epsilon must fit into float32."""
+    """Temperature of the assignments: smaller is harder. exp(1 / epsilon) must fit into float32."""
     iterations: Annotated[int, Field(ge=1)] = 3
-    """Of Sinkhorn's algorithm."""
+    """Iterations of Sinkhorn's algorithm."""
     queue: Annotated[int, Field(ge=0)] = 0
-    """Earlier images that take part in assignments, for small batches (3840 for a batch of 256); 0: none."""
+    """Number of earlier images in the assignments, for small batches (3840 for a batch of 256); 0: none."""
     queue_start: Annotated[int, Field(ge=0)] = 0
-    """Steps after which the queue is used, if it is full. While the rate still rises it can make training collapse."""
+    """Steps before the queue is used, once it is full. During warm-up it can make training collapse."""
 
 
 class SwAV(Method):
     """Backbone, projector and prototypes. The first two views are assigned, all views predict.
 
-    Its loss at collapse is log(prototypes) at least, but healthy runs stay above half of that for long.
+    At collapse the loss is at least log(prototypes), but healthy runs stay above half of that for long.
     """
 
     config: Config
@@ -141,9 +141,9 @@ class SwAV(Method):
         self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
 
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
-        """Scores of every view, and embeddings of the first two beside them."""
+        """Scores of every view, and embeddings of the first two."""
         raw = [self.embed(view) for view in batch.images()]
-        # Frozen, they take a gradient of zero; all that a decay of weights does then is undone by the normalisation.
+        # Frozen, they get a zero gradient; the effect of weight decay is undone by the normalisation.
         prototypes = torch.where(self.steps < self.config.freeze_steps, self.prototypes.detach(), self.prototypes)
         with torch.autocast(raw[0].device.type, enabled=False):
             embeddings = [F.normalize(one.to(prototypes.dtype), dim=1) for one in raw]
@@ -151,7 +151,7 @@ class SwAV(Method):
         return Encoded(scores, tuple(one.detach() for one in embeddings[:ASSIGNED]) if fixed else ())
 
     def loss(self, encoded: Encoded) -> StepOutput:
-        """SwAV's loss of a whole batch; in training mode the queue moves on."""
+        """SwAV's loss of a whole batch; in training mode the queue is updated."""
         assignments = [self._assigned(a, encoded.trained[a].detach()) for a in range(ASSIGNED)]
         loss = swav_loss(encoded.trained, assignments, self.config.temperature)
         if self.training and self.config.queue:
@@ -166,8 +166,8 @@ class SwAV(Method):
 
     @torch.no_grad()
     def _used(self, scores: Tensor) -> Tensor:
-        """How many prototypes are the nearest of an image of the global batch, as exp(entropy): 1 if one takes all,
-        though assignments share images out evenly even then."""
+        """Effective number of prototypes that are nearest to an image of the global batch, exp(entropy): 1 if one is
+        nearest to all, though assignments are balanced even then."""
         nearest = scores.argmax(dim=1)
         counts = torch.zeros_like(self.prototypes[:, 0]).index_add_(0, nearest, torch.ones_like(scores[:, 0]))
         share = distributed.all_mean(counts / len(scores))
@@ -193,14 +193,14 @@ class SwAV(Method):
 
     @torch.no_grad()
     def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
-        """Bring prototypes back to length one."""
+        """Normalise the prototypes."""
         self.prototypes.copy_(F.normalize(self.prototypes, dim=1))
         self.steps += 1
         return {}
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, Tensor]:
-        """The mean cosine of different prototypes, 1 if they are all the same; and how full the queue is."""
+        """Mean cosine of different prototypes, 1 if all are equal; filled fraction of the queue."""
         everyone = torch.ones_like(self.prototypes[:, 0], dtype=torch.bool)
         values = {"prototype_cosine": mean_cosine(self.prototypes, everyone)}
         if self.config.queue:

@@ -2,16 +2,16 @@
 
     z1 = normalize(f(x1));  z2 = normalize(f_target(x2))        two views, two networks, n embeddings of d numbers
     B  = z1' z1 / n;        C  = beta C + (1 - beta) B          covariance of the batch, and its moving average
-    loss = 1 - mean(z1 . z2) + rho mean(z1 C z1)                invariance, and contrast with everything seen lately
+    loss = 1 - mean(z1 . z2) + rho mean(z1 C z1)                invariance, and contrast with recent embeddings
     ... backward, optimiser step ...
     target = ema_decay target + (1 - ema_decay) online
 
 The paper leaves open whether the gradient flows through B. Its pseudo-code says yes, its figure says no. Since B is
-quadratic in z1, the gradient with B live is that of B held constant and counted twice, so one form serves both:
+quadratic in z1, the gradient through B equals that of a constant B counted twice, so one form covers both:
 
     C_gradient = beta C + kappa (1 - beta) stop(B),   kappa = 2 (pseudo-code, the default) or 1 (figure, detach=True)
 
-and under several processes only the d x d matrix B is averaged, never a gather of embeddings.
+and over several processes only the d x d matrix B is averaged; embeddings are not gathered.
 """
 
 import math
@@ -36,7 +36,7 @@ Source = Literal["online", "target"]
 
 
 class TiCoTerms(NamedTuple):
-    """The loss, the two terms it is the sum of, and the updated covariance (detached)."""
+    """The loss, its two terms, and the updated covariance (detached)."""
 
     loss: Tensor
     invariance: Tensor
@@ -57,8 +57,9 @@ def tico_loss(
 ) -> TiCoTerms:
     """TiCo's loss of raw embeddings (n, d) of the two networks, given the covariance (d, d) of the step before.
 
-    `detach` chooses the reading of the gradient, `source` whose embeddings make the covariance. `average` takes the
-    mean of a matrix over processes. `check_finite` makes a GPU wait: turn it off inside a training step.
+    `detach` stops the gradient through the batch covariance, `source` is the network whose embeddings form the
+    covariance, `average` the mean of a matrix over processes. `check_finite` synchronises with the GPU: turn it off
+    inside a training step.
     """
     _check_settings(rho, beta, source)
     _check_shapes(online, target, covariance)
@@ -77,7 +78,7 @@ def tico_loss(
         extra = (kappa - 1) * (1 - beta) * B
         C_gradient = C + extra
         invariance = 1 - (z_1 * z_2).sum(dim=1).mean()
-        # What `extra` adds to the value is a constant and is taken off: both readings report the same loss.
+        # `extra` adds a constant to the value, subtracted here: both readings report the same loss.
         contrast = rho * (((z_1 @ C_gradient) * z_1).sum(dim=1).mean() - (extra * B_local).sum())
     return TiCoTerms(invariance + contrast, invariance, contrast, C.to(covariance.dtype))
 
@@ -105,7 +106,7 @@ def _check_shapes(online: Tensor, target: Tensor, covariance: Tensor) -> None:
 
 
 class TiCoLoss(nn.Module):
-    """`tico_loss` with its memory: `covariance` is a buffer, so it is saved, moved and resumed with the module."""
+    """`tico_loss` with its state: `covariance` is a buffer, so it is saved, moved and resumed with the module."""
 
     covariance: Tensor
 
@@ -127,11 +128,11 @@ class TiCoLoss(nn.Module):
         self.register_buffer("covariance", torch.zeros(dim, dim))
 
     def forward(self, online: Tensor, target: Tensor) -> Tensor:
-        """The loss; in training mode the covariance moves on."""
+        """The loss; in training mode the covariance is updated."""
         return self.terms(online, target).loss
 
     def terms(self, online: Tensor, target: Tensor) -> TiCoTerms:
-        """The loss and its parts; in training mode the covariance moves on."""
+        """The loss and its terms; in training mode the covariance is updated."""
         terms = tico_loss(
             online,
             target,
@@ -163,30 +164,30 @@ class Config(MethodConfig):
     dim: Annotated[int, Field(ge=2)] = 256
     """Dimensions of the embedding."""
     last_bias: bool = False
-    """Bias in the projector's last layer. It would let the network add one common direction: the way to collapse."""
+    """Bias in the projector's last layer. It adds a common direction to all embeddings, which favours collapse."""
     rho: Annotated[float, Field(ge=0)] = 8.0
     """Weight of the covariance contrast."""
     beta: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the covariance's moving average."""
     detach: bool = False
-    """Hold the batch covariance constant in the gradient (the figure's reading) or not (the pseudo-code's)."""
+    """Stop the gradient through the batch covariance (the paper's figure) or not (its pseudo-code)."""
     source: Source = "online"
-    """Whose embeddings make the covariance."""
+    """Network whose embeddings form the covariance."""
     ema_start: Annotated[float, Field(ge=0, le=1)] = 0.99
     """Decay of the target encoder at the first step."""
     ema_end: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Decay of the target encoder at the last step, reached along a cosine."""
     symmetric: bool = False
-    """Also send view two through the online and view one through the target network: double cost, not the paper's."""
+    """Also encode view two by the online and view one by the target network: double cost, not in the paper."""
     target_statistics: Literal["batch", "running"] = "batch"
-    """What the target's BatchNorm works with: its batch (the paper's), or the running averages of the online network,
-    which saves a pass over each of its activations and is another method."""
+    """Statistics of the target's BatchNorm: those of its batch (the paper), or the running statistics of the online
+    network, which saves a pass over each activation and changes the method."""
     view_order: Literal["fixed", "swapped", "alternate"] = "fixed"
-    """Which view the online network sees: the first, the second, or each in turn from step to step."""
+    """View of the online network: the first, the second, or alternating between steps."""
 
 
 class TiCo(Method):
-    """Backbone and projector, their slowly moving target, and the loss between the two."""
+    """Backbone and projector, their EMA target, and the loss between the two."""
 
     config: Config
     steps: Tensor
@@ -201,20 +202,20 @@ class TiCo(Method):
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def train(self, mode: bool = True) -> "TiCo":
-        """Training mode; a target that works with running averages stays out of it."""
+        """Training mode; a target with running statistics stays in evaluation mode."""
         super().train(mode)
         if self.config.target_statistics == "running":
             self.target.eval()
         return self
 
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
-        """f(x1) and, if it is asked for, f_target(x2). Views beyond the first two are not looked at."""
+        """f(x1) and, with `fixed`, f_target(x2). Only the first two views are used."""
         view_1, view_2 = self._ordered(*batch.images(2))
         views, others = ((view_1, view_2), (view_2, view_1)) if self.config.symmetric else ((view_1,), (view_2,))
         return Encoded(*encode_both(self.embed, views, self.target, others if fixed else ()))
 
     def loss(self, encoded: Encoded) -> StepOutput:
-        """Algorithm 1 up to its loss, of the embeddings of a whole batch."""
+        """Algorithm 1's loss of the embeddings of a whole batch."""
         terms = self.criterion.terms(torch.cat(encoded.trained), torch.cat(encoded.fixed))
         parts = {"invariance": terms.invariance, "contrast": terms.contrast}
         return StepOutput(terms.loss, parts, encoded.trained[0].detach())
@@ -223,14 +224,14 @@ class TiCo(Method):
         if self.config.view_order == "fixed":
             return view_1, view_2
         if view_1.shape != view_2.shape:
-            raise UserError(f"method.view_order={self.config.view_order} needs two views of one size")
+            raise UserError(f"method.view_order={self.config.view_order} needs two views of the same size")
         if self.config.view_order == "swapped":
             return view_2, view_1
         even = self.steps % 2 == 0
         return torch.where(even, view_1, view_2), torch.where(even, view_2, view_1)
 
     def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
-        """Move the target towards the online network, by the schedule of its decay."""
+        """Update the target by the schedule of its EMA decay."""
         decay = cosine_ema_decay(progress, self.config.ema_start, self.config.ema_end)
         self.target.follow(self.online(), decay)
         if self.config.target_statistics == "running":
@@ -243,16 +244,16 @@ class TiCo(Method):
         return self.criterion.covariance
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """How many directions the covariance fills, from 1 (collapse) to dim, and its largest share in one of them."""
+        """Participation ratio of the covariance, from 1 (collapse) to dim, and largest eigenvalue over the trace."""
         covariance = self.covariance()
-        trace = covariance.trace().clamp_min(1e-12)  # 1 - beta^t: the ramp of the first steps is divided out
+        trace = covariance.trace().clamp_min(1e-12)  # 1 - beta^t: corrects for the zero initialisation
         return {
             "participation_ratio": trace.square() / covariance.square().sum().clamp_min(1e-24),
             "largest_eigenvalue": torch.linalg.eigvalsh(covariance)[-1] / trace,
         }
 
     def collapsed_loss(self) -> float:
-        """Rho: every embedding the same, covariance of rank one."""
+        """Rho: all embeddings are equal, the covariance has rank one."""
         return self.config.rho
 
 

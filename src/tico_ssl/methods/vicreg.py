@@ -2,12 +2,12 @@
 
     z1 = f(x1);  z2 = f(x2)                                              two views, one network, no normalisation
     loss = 25 mean (z1 - z2)^2                                           invariance
-         + 25/2 sum_{z in z1, z2} mean_j max(0, 1 - sqrt(var_j + 1e-4))  variance: no dimension dies out
-         +  1  sum_{z in z1, z2} sum_{i != j} cov_ij^2 / d               covariance: no dimension repeats another
+         + 25/2 sum_{z in z1, z2} mean_j max(0, 1 - sqrt(var_j + 1e-4))  variance: no dimension is constant
+         +  1  sum_{z in z1, z2} sum_{i != j} cov_ij^2 / d               covariance: no dimension is redundant
 
-The half on the variance term is in the authors' code; where it is left out, 25 means 50 here. Variance and covariance
-(with n - 1) are those of the global batch: embeddings are gathered with their gradient, and every process computes the
-same loss.
+The factor 1/2 of the variance term follows the authors' code; a weight of 25 without it is 50 here. Variance and
+covariance (with n - 1) are those of the global batch: embeddings are gathered with their gradient, and every process
+computes the same loss.
 """
 
 import math
@@ -28,11 +28,11 @@ from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.projector import head
 from tico_ssl.runtime import distributed
 
-EPSILON = 1e-4  # under the square root, whose slope at zero is infinite
+EPSILON = 1e-4  # under the square root, whose derivative at zero is infinite
 
 
 class VICRegTerms(NamedTuple):
-    """The loss, and the three weighted terms it is the sum of."""
+    """The loss and its three weighted terms."""
 
     loss: Tensor
     invariance: Tensor
@@ -55,7 +55,7 @@ def vicreg_loss(
         covariance = w_c sum_z sum_{i != j} cov_ij^2 / d          cov: (z - mean)' (z - mean) / (n - 1) of z1, of z2
         loss       = invariance + variance + covariance
 
-    `gather` joins the rows of all processes.
+    `gather` concatenates the rows of all processes.
     """
     check_embeddings("VICReg", z_1, z_2)
     with torch.autocast(z_1.device.type, enabled=False):
@@ -68,7 +68,7 @@ def vicreg_loss(
 
 
 def _regularities(z: Tensor) -> tuple[Tensor, Tensor]:
-    """How far deviations are below one, on average, and the squared covariances of a dimension with the others."""
+    """Mean hinge of standard deviations below one, and sum of squared covariances between dimensions over d."""
     n, d = z.shape
     centred = z - z.mean(dim=0)
     deviation = (centred.square().sum(dim=0) / (n - 1) + EPSILON).sqrt()
@@ -80,21 +80,21 @@ class Config(MethodConfig):
     """VICReg's settings; the defaults are the paper's for ImageNet."""
 
     name: str = "vicreg"
-    """VICReg: the same in both views, with variance in every dimension and no covariance between them."""
+    """VICReg: invariance between views, variance in every dimension, no covariance between dimensions."""
     hidden: Annotated[int, Field(ge=1)] = 8192
     """Width of the projector's two hidden layers."""
     dim: Annotated[int, Field(ge=2)] = 8192
     """Dimensions of the embedding."""
     invariance_weight: Annotated[float, Field(ge=0)] = 25.0
-    """Weight of the squared distance of the views."""
+    """Weight of the mean squared distance between views."""
     variance_weight: Annotated[float, Field(ge=0)] = 25.0
-    """Weight of the mean over the views of how far deviations are below one."""
+    """Weight of the hinge of standard deviations below one, mean over the views."""
     covariance_weight: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the sum over the views of squared covariances."""
+    """Weight of the squared covariances, sum over the views."""
 
 
 class VICReg(Siamese):
-    """Backbone and a projector of three layers, and the three terms."""
+    """Backbone and a three-layer projector, with the three terms."""
 
     config: Config
 

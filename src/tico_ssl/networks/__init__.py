@@ -1,1 +1,1 @@
-"""Backbones by name, projector, target, weight standardisation and batch statistics over processes."""
+"""Backbones by name, projector, target, weight standardisation, fused blocks, global batch statistics."""

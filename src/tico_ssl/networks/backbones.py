@@ -1,8 +1,8 @@
 """Backbones by name: `torchvision/resnet50`, `timm/vit_small_patch16_224`, or the narrow `tico/resnet18-w16`.
 
-The classifier is taken off, the width of the pooled features found by a trial run, and ResNets get a stem that suits
-small images. Parameter names stay the library's own, so weights move freely between libraries. A library is
-imported when a model of it is built: each takes a second or more, and losses and methods need neither.
+The classifier is removed, the width of the pooled features is found by a trial run, and ResNets for small images get a
+smaller stem. Parameter names stay the library's own, so weights move freely between libraries. A library is
+imported when one of its models is built: importing either takes a second or more, and losses need none.
 """
 
 import inspect
@@ -20,11 +20,11 @@ from tico_ssl.runtime.errors import UserError, suggestion
 from tico_ssl.views import operations
 from tico_ssl.views.centre import centre_crop
 
-SMALL_IMAGE = 64  # the largest image, in pixels, for which a ResNet keeps full resolution in its stem
+SMALL_IMAGE = 64  # largest image, in pixels, for which a ResNet's stem keeps full resolution
 
 
 class Backbone(nn.Module):
-    """Images in, pooled features out. `network` is the library's own module without its classifier."""
+    """Images to pooled features. `network` is the library's own module without its classifier."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Backbone(nn.Module):
         return features
 
     def preprocess(self, images: Tensor | Sequence[Tensor]) -> Tensor:
-        """uint8 images of any size, as the network wants them: centre crop, bicubic resize, normalisation."""
+        """Network input from uint8 images of any size: centre crop, bicubic resize, normalisation."""
         return operations.normalise(centre_crop(images, self.image_size), self.mean, self.std)
 
 
@@ -57,7 +57,7 @@ def build_backbone(
     mean: Sequence[float] = IMAGENET_MEAN,
     std: Sequence[float] = IMAGENET_STD,
 ) -> Backbone:
-    """A freshly initialised backbone for images of a size and normalisation."""
+    """A randomly initialised backbone for images of this size and normalisation."""
     library, _, model = config.name.partition("/")
     if library not in LIBRARIES or not model:
         raise UserError(
@@ -72,7 +72,7 @@ def build_backbone(
 
 
 def catalogue(library: str) -> list[str]:
-    """The models of a library, under the names that a recipe takes."""
+    """The models of a library, by their names in a recipe."""
     if library == "timm":
         import timm
 
@@ -98,10 +98,10 @@ def _from_torchvision(model: str, config: BackboneConfig, image_size: int) -> nn
 
 
 def torchvision_arguments(model: str, config: BackboneConfig, image_size: int) -> dict[str, Any]:
-    """What the constructor is called with, here and in the lines that an export prints."""
+    """Arguments of the constructor, here and in the code that an export prints."""
     fixed: dict[str, Any] = {"image_size": image_size} if model.startswith("vit_") else {}
     if model in ("googlenet", "inception_v3"):
-        fixed = {"aux_logits": False, "init_weights": True}  # side classifiers make training return a tuple
+        fixed = {"aux_logits": False, "init_weights": True}  # auxiliary classifiers would make training return a tuple
     return fixed | config.arguments
 
 
@@ -139,7 +139,7 @@ LIBRARIES: dict[str, Callable[[str, BackboneConfig, int], nn.Module]] = dict(
 
 
 class NarrowResNet(nn.Module):
-    """torchvision's ResNet of basic blocks with another width (theirs is fixed at 64), under its parameter names."""
+    """torchvision's ResNet of basic blocks, with its parameter names, in any width (torchvision's is fixed at 64)."""
 
     def __init__(self, blocks: tuple[int, ...], width: int, channels: int) -> None:
         super().__init__()
@@ -171,16 +171,16 @@ def _stage(planes: int, out: int, count: int, stride: int) -> nn.Sequential:
     if stride != 1 or planes != out:
         convolution = nn.Conv2d(planes, out, 1, stride=stride, bias=False)
         if planes < 16:
-            _step_before(convolution)
+            _stride_before(convolution)
         shortcut = nn.Sequential(convolution, nn.BatchNorm2d(out))
     return nn.Sequential(BasicBlock(planes, out, stride, shortcut), *(BasicBlock(out, out) for _ in range(count - 1)))
 
 
-def _step_before(convolution: nn.Conv2d) -> None:
-    """Let a 1 x 1 convolution be given every second place instead of stepping over the others: the same result.
+def _stride_before(convolution: nn.Conv2d) -> None:
+    """Subsample the input of a strided 1 x 1 convolution instead: the same result.
 
-    With fewer than 16 channels, channels last and in float32, oneDNN under torch 2.14 writes the gradient of the weight
-    beyond its memory if such a convolution steps, and the process dies.
+    With fewer than 16 channels, channels last, in float32, oneDNN in torch 2.14 writes the weight gradient of a strided
+    1 x 1 convolution out of bounds, and the process crashes.
     """
     rows, columns = convolution.stride
     convolution.stride = (1, 1)
@@ -204,7 +204,7 @@ def _near(model: str, known: list[str]) -> str:
 
 
 def _takes_image_size(model: str) -> bool:
-    """Transformers with a fixed grid of positions are built for a size; convolutional networks refuse the argument."""
+    """Transformers with fixed position embeddings need the image size; convolutional networks refuse the argument."""
     for base in inspect.getmro(_model_class(model)):
         if "img_size" in inspect.signature(base.__init__).parameters:  # type: ignore[misc]
             return True
@@ -219,10 +219,10 @@ def _model_class(model: str) -> type:
 
 
 def _remove_classifier(network: nn.Module) -> None:
-    """Replace the last linear layer, which in every torchvision classifier makes the logits, by nothing."""
+    """Replace the last linear layer, which in every torchvision classifier computes the logits, by the identity."""
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
-        raise UserError(f"{type(network).__name__} has no classifier to take off; use its timm version")
+        raise UserError(f"{type(network).__name__} has no classifier to remove; use its timm version")
     parent, _, child = linear[-1].rpartition(".")
     setattr(network.get_submodule(parent), child, nn.Identity())
 
@@ -255,7 +255,7 @@ def _adapt_stem(network: nn.Module, config: BackboneConfig, image_size: int) -> 
 
 
 def scale_last_gamma(network: nn.Module, value: float) -> None:
-    """Scale the last BatchNorm of every residual block; by zero, the network begins shallow."""
+    """Set the weight of the last BatchNorm of every residual block; zero makes every block start as the identity."""
     kinds = residual_blocks()
     for block in (module for module in network.modules() if isinstance(module, kinds)):
         last: Any = block.bn3 if hasattr(block, "bn3") else block.bn2
@@ -265,7 +265,7 @@ def scale_last_gamma(network: nn.Module, value: float) -> None:
 
 @torch.no_grad()
 def _feature_width(network: nn.Module, config: BackboneConfig, image_size: int) -> int:
-    """Ask the network itself, with one image, leaving its buffers as they were."""
+    """Found by a forward pass of one image, in evaluation mode so that buffers do not change."""
     training = network.training
     try:
         features = network.eval()(torch.zeros(1, config.channels, image_size, image_size))
@@ -275,5 +275,5 @@ def _feature_width(network: nn.Module, config: BackboneConfig, image_size: int) 
     finally:
         network.train(training)
     if not isinstance(features, Tensor) or features.ndim != 2:
-        raise UserError(f"backbone '{config.name}' gives no pooled feature vector")
+        raise UserError(f"backbone '{config.name}' returns no pooled feature vector")
     return features.shape[1]

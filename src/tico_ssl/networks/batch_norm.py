@@ -1,7 +1,7 @@
-"""BatchNorm: statistics of the global batch when processes share it, and calibration of running statistics.
+"""BatchNorm: statistics of the global batch over processes, and calibration of running statistics.
 
-torch's SyncBatchNorm does the first on GPUs alone. On CPUs the same is done with two differentiable sums, which is also
-the form that a test compares with one process holding the whole batch.
+torch's SyncBatchNorm supports GPUs only. On CPUs the same is done with two differentiable sums, which tests compare
+with one process that has the whole batch.
 """
 
 from collections.abc import Iterable, Iterator
@@ -48,11 +48,11 @@ class SharedBatchNorm(_BatchNorm):
 
 
 def share_statistics(model: M) -> M:
-    """Make every BatchNorm of the model use the global batch, when several processes share it."""
+    """Make every BatchNorm of the model use the statistics of the global batch over processes."""
     if not distributed.active():
         return model
     if next(model.parameters()).is_cuda:
-        nn.SyncBatchNorm.convert_sync_batchnorm(model)  # replaces what is inside
+        nn.SyncBatchNorm.convert_sync_batchnorm(model)  # in place
         return model
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
@@ -62,7 +62,7 @@ def share_statistics(model: M) -> M:
 
 @contextmanager
 def kept_statistics(model: nn.Module) -> Iterator[None]:
-    """BatchNorm as in training, but its running averages stay: for a forward pass that is made a second time."""
+    """Within, BatchNorm in training mode does not update its running statistics: for a repeated forward pass."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
     momenta = [norm.momentum for norm in norms]
     counts = [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]
@@ -82,7 +82,7 @@ def kept_statistics(model: nn.Module) -> Iterator[None]:
 def calibrate(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
     """Set running statistics to plain averages over the batches, and leave the model in evaluation mode.
 
-    An untrained network whose BatchNorm still has mean 0 and variance 1 would be a straw man in a comparison.
+    An untrained network whose BatchNorm still has mean 0 and variance 1 would be an unfairly weak baseline.
     """
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     momenta = [norm.momentum for norm in norms]
@@ -91,7 +91,7 @@ def calibrate(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
         norm.momentum = None  # cumulative average
     model.train()
     for number, batch in enumerate(batches):
-        if len(batch) > 1 or number == 0:  # one image left over has no variance
+        if len(batch) > 1 or number == 0:  # a single remaining image has no variance
             model(batch)
     for norm, momentum in zip(norms, momenta):
         norm.momentum = momentum

@@ -1,7 +1,7 @@
-"""ResNets whose BatchNorm, sum and ReLU are one operation, where a GPU and its kernels are there.
+"""ResNets with fused BatchNorm, residual sum and ReLU on a GPU.
 
-Only the forward functions of blocks are exchanged: parameters, their names and what is computed stay the same, and each
-block goes back to torch's modules where the kernels do not fit (evaluation, several processes, a CPU).
+Only the forward functions of blocks are replaced: parameters, their names and the result stay the same, and each block
+falls back to torch's modules where the kernels do not apply (evaluation, several processes, a CPU).
 """
 
 import torch
@@ -17,15 +17,15 @@ try:
 except ImportError:  # Triton comes with torch on Linux only
     fused_kernels = None  # type: ignore[assignment]
 
-# A block's result, once for the next block's convolutions and once for its shortcut: two gradients come back, which are
-# added where they are used rather than in an operation of their own.
+# A block's output, once for the next block's convolutions and once for its shortcut: the two gradients are added inside
+# the fused backward kernel rather than in a separate operation.
 Twice = tuple[Tensor, Tensor]
 
-DEVICES = ("cuda",)  # where the kernels run; tests add the CPU, for which Triton has an interpreter
+DEVICES = ("cuda",)  # tests add the CPU, with Triton's interpreter
 
 
 def fuse(model: nn.Module) -> nn.Module:
-    """Exchange the blocks of torchvision's and this package's ResNets in place."""
+    """Fuse the blocks of torchvision's and this package's ResNets in place."""
     for module in model.modules():
         if type(module) in FUSED and fused_kernels is not None:
             module.__class__ = FUSED[type(module)]
@@ -38,7 +38,7 @@ def norm_act(norm: nn.Module, x: Tensor, residual: Tensor | None = None, relu: b
 
 
 def norm_act_twice(norm: nn.Module, x: Tensor, residual: Tensor | None = None, relu: bool = True) -> Twice:
-    """The same for two readers."""
+    """The same, returned twice for two consumers."""
     if type(norm) is nn.BatchNorm2d and _suits(norm, x):
         if norm.training:
             return fused_kernels.norm_act(norm, x, residual, relu)
@@ -52,7 +52,7 @@ def norm_act_twice(norm: nn.Module, x: Tensor, residual: Tensor | None = None, r
 
 
 def max_pool(pool: nn.Module, x: Tensor) -> Tensor:
-    """The stem's pooling, which is nothing for small images."""
+    """The stem's max-pooling, the identity for small images."""
     usual = isinstance(pool, nn.MaxPool2d) and (pool.kernel_size, pool.stride, pool.padding) == (3, 2, 1)
     return fused_kernels.max_pool(x) if usual and _lies_well(x) else pool(x)
 
@@ -76,8 +76,8 @@ def _shortcut(block: BasicBlock | Bottleneck, x: Tensor) -> Tensor:
 
 
 def _block(block: BasicBlock | Bottleneck, x: Tensor | Twice, *layers: tuple[nn.Module, nn.Module]) -> Tensor | Twice:
-    """Convolutions, each with its norm, and the shortcut. From a network that is not fused as a whole comes one tensor,
-    and goes one."""
+    """Convolutions, each with its norm, and the shortcut. In a network that is not fused as a whole, input and output
+    are one tensor each."""
     out, other = x if isinstance(x, tuple) else (x, x)
     *before, (last, norm) = layers
     for convolution, norm_before in before:
@@ -90,7 +90,7 @@ class FusedBasicBlock(BasicBlock):
     """Two convolutions."""
 
     def forward(self, x: Tensor | Twice) -> Tensor | Twice:
-        """One tensor for one, two for two."""
+        """One tensor for one, a pair for a pair."""
         return _block(self, x, (self.conv1, self.bn1), (self.conv2, self.bn2))
 
 
@@ -98,15 +98,15 @@ class FusedBottleneck(Bottleneck):
     """Three convolutions."""
 
     def forward(self, x: Tensor | Twice) -> Tensor | Twice:
-        """One tensor for one, two for two."""
+        """One tensor for one, a pair for a pair."""
         return _block(self, x, (self.conv1, self.bn1), (self.conv2, self.bn2), (self.conv3, self.bn3))
 
 
 def stem_convolution(conv: nn.Conv2d, images: Tensor) -> Tensor:
-    """A 7 x 7 convolution of 3 channels with stride two, as one of 4 x 4 of 16 channels with stride one.
+    """A 7 x 7 convolution of 3 channels with stride 2, as a 4 x 4 convolution of 16 channels with stride 1.
 
-    Tensor cores work on 8 channels at least: three leave most of them idle. Two by two pixels become channels, and the
-    filter, with a row and a column of zeros before its first, likewise.
+    Tensor cores work on at least 8 channels: three leave most of them idle. Blocks of 2 x 2 pixels become channels
+    (space to depth), and so does the filter, padded by a leading row and column of zeros.
     """
     shape = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.in_channels, conv.groups, conv.bias)
     even = images.shape[2] % 2 == 0 and images.shape[3] % 2 == 0
@@ -118,13 +118,13 @@ def stem_convolution(conv: nn.Conv2d, images: Tensor) -> Tensor:
 
 
 def _folded(x: Tensor) -> Tensor:
-    """Two by two pixels as channels: (N, C, 2H, 2W) to (N, 4C, H, W)."""
+    """Space to depth: (N, C, 2H, 2W) to (N, 4C, H, W)."""
     x = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).permute(0, 3, 5, 1, 2, 4).flatten(1, 3)
     return x.contiguous(memory_format=torch.channels_last)
 
 
 def _blocks(network: ResNet | NarrowResNet, images: Tensor) -> Tensor:
-    """All but the pooling at the end."""
+    """All but the final pooling."""
     x = norm_act_twice(network.bn1, stem_convolution(network.conv1, images))
     if not isinstance(network.maxpool, nn.Identity):
         pooled = max_pool(network.maxpool, x[0])
@@ -135,7 +135,7 @@ def _blocks(network: ResNet | NarrowResNet, images: Tensor) -> Tensor:
 
 
 class FusedResNet(ResNet):
-    """torchvision's network with another stem and its blocks."""
+    """torchvision's network with a fused stem and blocks."""
 
     def _forward_impl(self, x: Tensor) -> Tensor:
         features: Tensor = self.fc(torch.flatten(self.avgpool(_blocks(self, x)), 1))
@@ -143,7 +143,7 @@ class FusedResNet(ResNet):
 
 
 class FusedNarrowResNet(NarrowResNet):
-    """This package's network with another stem and its blocks."""
+    """This package's network with a fused stem and blocks."""
 
     def forward(self, images: Tensor) -> Tensor:
         """Pooled features."""
@@ -152,7 +152,7 @@ class FusedNarrowResNet(NarrowResNet):
 
 
 class FusedStandardisedConv2d(StandardisedConv2d):
-    """Standardises its filter, and rounds it for the convolution, in one go."""
+    """Standardises its filter and rounds it for the convolution in one kernel."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if weight.device.type not in DEVICES or weight.dtype != torch.float32 or not _is_dense(weight):
@@ -165,7 +165,7 @@ class FusedStandardisedConv2d(StandardisedConv2d):
 
 
 def _is_dense(weight: Tensor) -> bool:
-    """Whether each filter lies in one piece, channels first or last."""
+    """Whether each filter is contiguous in memory, channels first or last."""
     return weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last)
 
 

@@ -1,9 +1,9 @@
-"""BatchNorm, residual sum and ReLU in one go, on a GPU: the arithmetic of torch's modules with a third of the traffic.
+"""Fused BatchNorm, residual sum and ReLU on a GPU: the arithmetic of torch's modules with a third of the traffic.
 
 On an H200 two thirds of a ResNet-50's step are spent between the convolutions, and torch's statistics of channels-last
-images in bf16 alone take as long as all convolutions forward. Here an activation is read once for its statistics and
-once to be transformed; backward, once for the sums and once for the gradient. Whether ReLU let a value pass is computed
-anew rather than stored.
+images in bf16 alone take as long as the forward pass of all convolutions. Here an activation is read once for its
+statistics and once for the transform; in the backward pass, once for the sums and once for the gradient. The mask of
+ReLU is recomputed rather than stored.
 
 With the rows of a channels-last activation as x (M, C), scale = weight / sqrt(variance + eps), z = dL/d(before ReLU):
 
@@ -18,15 +18,15 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-TILE = 4096  # values that a program holds at a time
-FINISHED = 16  # channels whose partial sums one program adds up
-TOGETHER = tl.constexpr(256)  # and how many of those it holds at a time
-WAVES = 4  # programs for each multiprocessor that sum up: the fewest that keep memory busy
-MANY_ROWS = 65536  # from which on wide tiles read faster. These numbers were measured on an H200.
+TILE = 4096  # values per tile of a program
+FINISHED = 16  # channels per program that reduces partial sums
+TOGETHER = tl.constexpr(256)  # partial sums per tile of it
+WAVES = 4  # summing programs per multiprocessor: the fewest that saturate memory bandwidth
+MANY_ROWS = 65536  # from which wide tiles read faster. All measured on an H200.
 
 
 def norm_act(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, relu: bool) -> tuple[Tensor, Tensor]:
-    """relu(norm(x) + residual) of a BatchNorm in training, for two readers whose gradients are added on the way."""
+    """relu(norm(x) + residual) of a BatchNorm in training, for two consumers; the kernel adds their gradients."""
     both: tuple[Tensor, Tensor] = _NormAct.apply(x, norm.weight, norm.bias, residual, norm, relu)
     return both
 
@@ -51,7 +51,7 @@ def running_norm_act(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, r
 
 
 def max_pool(x: Tensor) -> Tensor:
-    """The largest of 3 x 3 pixels in steps of two, as in the stem of a ResNet."""
+    """3 x 3 max-pooling with stride 2, as in the stem of a ResNet."""
     pooled: Tensor = _MaxPool.apply(x)
     return pooled
 
@@ -61,13 +61,13 @@ class _NormAct(torch.autograd.Function):
     def forward(
         context: Any, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, norm: nn.BatchNorm2d, relu: bool
     ) -> tuple[Tensor, Tensor]:
-        context.set_materialize_grads(False)  # often there is one reader
+        context.set_materialize_grads(False)  # often there is one consumer
         channels = x.shape[1]
         rows = x.numel() // channels
         y = torch.empty_like(x)
         if residual is not None:
             residual = residual.to(x.dtype).contiguous(memory_format=torch.channels_last)
-        # mean, 1 / deviation, scale, offset
+        # mean, 1 / standard deviation, scale, offset
         statistics = torch.empty((4, channels), device=x.device, dtype=torch.float32)
         partial, splits, shape = _plan(x, rows, channels, 128 if rows > MANY_ROWS else 64)
         warps = 8 if shape[2] == 64 else 4
@@ -93,9 +93,9 @@ class _NormAct(torch.autograd.Function):
         assert first is not None
         channels = x.shape[1]
         rows = x.numel() // channels
-        # Whether ReLU let a value pass: seen from y where a residual was added, computed from x otherwise.
+        # The mask of ReLU: read from y if a residual was added, recomputed from x otherwise.
         gate = 0 if not relu else 2 if has_residual else 1
-        # z is stored if it is the residual's gradient, or a sum that would otherwise be formed twice.
+        # z is stored if it is the residual's gradient, or a sum that would otherwise be computed twice.
         keeps = gate == 2 or second is not None
         z = torch.empty_like(x) if keeps else first
         partial, splits, shape = _plan(x, rows, channels)
@@ -115,7 +115,7 @@ class _NormAct(torch.autograd.Function):
 
 
 def _plan(x: Tensor, rows: int, channels: int, across: int = 64) -> tuple[Tensor, int, tuple[int, int, int]]:
-    """Room for partial sums, the number of programs that share the rows, and (blocks of channels, tile)."""
+    """Buffer for partial sums, number of programs that share the rows, and (blocks of channels, tile)."""
     across = min(across, triton.next_power_of_2(channels))
     down = TILE // across
     blocks = triton.cdiv(channels, across)
@@ -126,21 +126,21 @@ def _plan(x: Tensor, rows: int, channels: int, across: int = 64) -> tuple[Tensor
 
 @triton.jit
 def _channels(channels, across: tl.constexpr):
-    """The channels of this program, and which of them exist."""
+    """The channels of this program, and their mask."""
     channel = tl.program_id(1) * across + tl.arange(0, across)
     return channel, channel < channels
 
 
 @triton.jit
 def _tile(number, channel, known, rows, channels, down: tl.constexpr):
-    """Where a tile lies, and which of it exists."""
+    """Offsets of a tile, and its mask."""
     row = (number * down + tl.arange(0, down)).to(tl.int64)
     return row[:, None] * channels + channel[None, :], (row < rows)[:, None] & known[None, :]
 
 
 @triton.jit
 def _sums(x, partial, rows, channels, splits, down: tl.constexpr, across: tl.constexpr):
-    """Sums and sums of squares over every splits-th tile, about the first row: far from zero squares would cancel."""
+    """Sums and sums of squares over every splits-th tile, shifted by the first row to avoid cancellation."""
     split = tl.program_id(0)
     channel, known = _channels(channels, across)
     origin = tl.load(x + channel, known, 0.0).to(tl.float32)[None, :]
@@ -158,7 +158,7 @@ def _sums(x, partial, rows, channels, splits, down: tl.constexpr, across: tl.con
 
 @triton.jit
 def _added(partial, channels, splits, channel, known, across: tl.constexpr):
-    """Both partial sums over all splits, many at a time."""
+    """Both partial sums, reduced over all splits."""
     first = tl.zeros((TOGETHER, across), tl.float32)
     second = tl.zeros((TOGETHER, across), tl.float32)
     for start in range(0, splits, TOGETHER):
@@ -175,7 +175,7 @@ def _finish_sums(
     partial, x, weight, bias, statistics, running_mean, running_variance, batches,
     rows, channels, splits, eps, momentum, across: tl.constexpr,
 ):  # fmt: skip
-    """Mean and variance, what the transform needs of them, and the running averages."""
+    """Mean and variance, the coefficients of the transform, and the running statistics."""
     channel = tl.program_id(0) * across + tl.arange(0, across)
     known = channel < channels
     first, second = _added(partial, channels, splits, channel, known, across)
@@ -201,7 +201,7 @@ def _finish_sums(
 
 @triton.jit
 def _running_statistics(weight, bias, running_mean, running_variance, statistics, channels, eps, across: tl.constexpr):
-    """What the transform needs, from running averages."""
+    """The coefficients of the transform, from running statistics."""
     channel = tl.program_id(0) * across + tl.arange(0, across)
     known = channel < channels
     variance = tl.load(running_variance + channel, known, 1.0)
@@ -347,7 +347,7 @@ def _pool(x, y, which, rows, channels, height, width, out_height, out_width, dow
 def _pool_gradient(
     dy, which, dx, rows, channels, height, width, out_height, out_width, down: tl.constexpr, across: tl.constexpr
 ):
-    """Each pixel asks the windows that it lies in, four at most, whether it was the largest there."""
+    """Each pixel gathers the gradient of the windows, at most four, in which it was the maximum."""
     channel, known = _channels(channels, across)
     at, exists = _tile(tl.program_id(0), channel, known, rows, channels, down)
     row = tl.program_id(0) * down + tl.arange(0, down)
@@ -366,7 +366,7 @@ def _pool_gradient(
 
 
 def standardised(weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """`weight_standardisation.standardise`, in the type that the convolution wants."""
+    """`weight_standardisation.standardise`, in the dtype of the convolution."""
     kernel: Tensor = _Standardised.apply(weight, eps, dtype)
     return kernel
 
@@ -397,7 +397,7 @@ class _Standardised(torch.autograd.Function):
 
 @triton.jit
 def _standardise(weight, out, inverse, deviation, size, eps, block: tl.constexpr):
-    """One filter: no mean, unit deviation (unbiased)."""
+    """One filter: zero mean, unit standard deviation (unbiased)."""
     at, exists = tl.program_id(0) * size + tl.arange(0, block), tl.arange(0, block) < size
     value = tl.load(weight + at, exists, 0.0).to(tl.float32)
     centred = tl.where(exists, value - tl.sum(value, 0) / size, 0.0)
@@ -410,7 +410,7 @@ def _standardise(weight, out, inverse, deviation, size, eps, block: tl.constexpr
 
 @triton.jit
 def _standardise_gradient(weight, gradient, inverse, deviation, out, size, block: tl.constexpr):
-    """r (g - mean(g)) - r^2 c sum(g c) / (s (n - 1)), with c the centred filter, s its deviation, r = 1 / (s + eps)."""
+    """r (g - mean(g)) - r^2 c sum(g c) / (s (n - 1)), c the centred filter, s its std, r = 1 / (s + eps)."""
     at, exists = tl.program_id(0) * size + tl.arange(0, block), tl.arange(0, block) < size
     value = tl.load(weight + at, exists, 0.0).to(tl.float32)
     g = tl.load(gradient + at, exists, 0.0).to(tl.float32)

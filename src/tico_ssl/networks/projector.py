@@ -1,4 +1,4 @@
-"""The heads that training uses and evaluation throws away: projectors, and the predictors behind some of them."""
+"""Heads that are used in training and dropped in evaluation: projectors and predictors."""
 
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ def head(
     last_norm: bool = False,
     last_affine: bool = True,
 ) -> nn.Sequential:
-    """Linear layers with BatchNorm (if `norm`) and ReLU between them; behind the last, BatchNorm if `last_norm`.
+    """Linear layers with BatchNorm (if `norm`) and ReLU between them; after the last, BatchNorm if `last_norm`.
 
     A layer before a BatchNorm needs no bias: the BatchNorm has one. Unless `last_bias` says otherwise, the last layer
     of a head with BatchNorm has none either.

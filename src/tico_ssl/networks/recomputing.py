@@ -1,7 +1,7 @@
-"""Activations that are computed again for the backward pass instead of kept: less memory for a quarter more time.
+"""Activation checkpointing: activations are recomputed in the backward pass, for less memory and a quarter more time.
 
-Only the input of each residual or transformer block is kept. What a block computes a second time is the same, and its
-BatchNorm does not count it twice.
+Only the input of each residual or transformer block is stored. The recomputation gives the same values and does not
+update BatchNorm's running statistics again.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from tico_ssl.runtime.errors import UserError
 
 
 def recompute_blocks(network: nn.Module) -> nn.Module:
-    """Make every block of a network forget what it computed, in place."""
+    """Apply activation checkpointing to every block of a network, in place."""
     kinds = residual_blocks() + transformer_blocks()
     blocks = [module for module in network.modules() if isinstance(module, kinds)]
     if not blocks:

@@ -17,14 +17,14 @@ from tico_ssl.runtime.files import written_atomically
 
 
 def plain_state(backbone: Backbone) -> dict[str, Tensor]:
-    """The network's state under plain names, with weight standardisation baked in: what other libraries can load."""
+    """The network's state dict with weight standardisation folded in, loadable by other libraries."""
     network = weight_standardisation.bake(copy.deepcopy(backbone.network))
     return {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
 
 
 def save_backbone(backbone: Backbone, path: Path) -> None:
-    """Write the file whole or not at all."""
-    # Baked weights belong to a network without standardisation: that is what is rebuilt.
+    """Write the file atomically."""
+    # Folded weights belong to a network without standardisation.
     config = backbone.config.model_copy(update={"weight_standardisation": False})
     description = {
         "config": config.model_dump(mode="json"),
@@ -38,7 +38,7 @@ def save_backbone(backbone: Backbone, path: Path) -> None:
 
 
 def load_backbone(source: str | Path) -> Backbone:
-    """The backbone of a run folder or a .safetensors file, in evaluation mode: normalised images in, features out."""
+    """The backbone of a run folder or a .safetensors file, in evaluation mode: normalised images to features."""
     path = backbone_file(source)
     try:
         with safe_open(path, framework="pt") as file:
@@ -47,12 +47,12 @@ def load_backbone(source: str | Path) -> Backbone:
     except SafetensorError as error:
         raise UserError(f"{path}: damaged or not a safetensors file ({error})") from error
     if "tico_ssl" not in metadata:
-        raise UserError(f"{path}: has no description of its architecture; it was not written by tico")
+        raise UserError(f"{path}: has no metadata about its architecture; it was not written by tico")
     description = json.loads(metadata["tico_ssl"])
     config = BackboneConfig.model_validate(description["config"])
     backbone = build_backbone(config, description["image_size"], description["mean"], description["std"])
     try:
         backbone.network.load_state_dict(state)
     except RuntimeError as error:
-        raise UserError(f"{path}: its weights do not fit '{config.name}' as it describes itself") from error
+        raise UserError(f"{path}: its weights do not match its own metadata, '{config.name}'") from error
     return backbone.eval()

@@ -1,12 +1,12 @@
-"""The target network: a twin that follows the online network as a moving average of its parameters.
+"""The target network: an exponential moving average (EMA) of the online network's parameters.
 
-Its BatchNorm works in training mode with statistics of its own batches, and keeps running buffers of its own;
-only parameters are averaged.
+Its BatchNorm runs in training mode with the statistics of its own batches and has its own running statistics; only
+parameters are averaged.
 
-Neither network needs anything of the other before the loss. A captured step therefore lends the target a second CUDA
-stream: convolutions are limited by arithmetic and what lies between them by memory, and small operations leave most of
-a GPU idle, so two networks side by side take less time than one after the other. Only a captured step does so, since
-its graph knows what waits for what and Python is not there to fall behind.
+Neither network depends on the other before the loss, so a captured step runs the target on a second CUDA stream:
+convolutions are compute-bound, the operations between them memory-bound, and small operations leave most of a GPU idle,
+so two networks in parallel take less time than in sequence. Only a captured step does so, since its graph contains all
+dependencies and has no launch overhead.
 """
 
 import copy
@@ -22,7 +22,7 @@ Embeddings = tuple[Tensor, ...]
 class Target(nn.Sequential):
     """A copy of the online network that takes no gradient."""
 
-    stream: torch.cuda.Stream | None = None  # a second one, lent by a captured step
+    stream: torch.cuda.Stream | None = None  # a second one, set by a captured step
 
     def __init__(self, online: nn.Sequential) -> None:
         super().__init__(*copy.deepcopy(online))
@@ -41,7 +41,7 @@ class Target(nn.Sequential):
 
     @torch.no_grad()
     def copy_statistics(self, online: nn.Module) -> None:
-        """The running averages of the online network's BatchNorm, for a target that works in evaluation mode."""
+        """Copy the running statistics of the online network's BatchNorm, for a target in evaluation mode."""
         for mine, theirs in zip(self.buffers(), online.buffers(), strict=True):
             mine.copy_(theirs)
 
@@ -49,11 +49,11 @@ class Target(nn.Sequential):
 def encode_both(
     online: Callable[[Tensor], Tensor], views: Sequence[Tensor], target: Target, target_views: Sequence[Tensor]
 ) -> tuple[Embeddings, Embeddings]:
-    """What the online network makes of its views, and the target, without a gradient, of its own: side by side where
-    there is a second stream. Each view in a forward of its own: in one batch they would share BatchNorm statistics.
+    """The outputs of the online network for its views and, without gradient, of the target for its own; in parallel if
+    there is a second stream. Each view has its own forward pass: in one batch they would share BatchNorm statistics.
 
-    The second stream begins after all that was launched before and is waited for at the end, so what either of them
-    frees is not reused too early. The caller keeps the views alive until then.
+    The second stream waits for all work launched before and is joined at the end, so memory freed by either is not
+    reused too early. The caller keeps the views alive until then.
     """
     side = target.stream if target_views else None
     if side is not None:
@@ -63,14 +63,14 @@ def encode_both(
             fixed = tuple(target(view) for view in target_views)
         trained = tuple(online(view) for view in views)
     finally:
-        if side is not None:  # also where a network fails: a capture must not end with a stream left behind
+        if side is not None:  # also on an exception: a capture must not end with an unjoined stream
             torch.cuda.current_stream().wait_stream(side)
     return trained, fixed
 
 
 @contextmanager
 def overlapping(method: nn.Module, stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Within, the targets among a method's modules have a second stream."""
+    """Within, the targets in a method have a second stream."""
     targets = [module for module in method.modules() if isinstance(module, Target)]
     for target in targets:
         target.stream = stream

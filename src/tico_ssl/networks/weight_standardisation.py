@@ -1,7 +1,7 @@
 """Weight standardisation (Qiao et al., 2019) of every convolution.
 
-The filter is centred and scaled to unit deviation on the fly, and the gradient goes through that. Parameter names and
-stored values stay those of the plain network; `bake` turns the result into a plain network that computes the same.
+The filter is centred and scaled to unit standard deviation on the fly, with gradient. Parameter names and stored values
+stay those of the plain network; `bake` folds the standardisation into the weights of a plain network.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tico_ssl.runtime.errors import UserError
 
-EPSILON = 1e-5  # added to the deviation
+EPSILON = 1e-5  # added to the standard deviation
 
 
 def standardise(weight: Tensor, eps: float = EPSILON) -> Tensor:
@@ -32,8 +32,8 @@ def apply(model: nn.Module) -> nn.Module:
         if not isinstance(module, nn.Conv2d) or module.weight[0].numel() == 1:
             continue
         if type(module) not in (nn.Conv2d, StandardisedConv2d):
-            raise UserError(f"weight standardisation knows plain convolutions, not {type(module).__name__}")
-        module.__class__ = StandardisedConv2d  # keeps the parameters, their names and the optimiser's view of them
+            raise UserError(f"weight standardisation supports only plain convolutions, not {type(module).__name__}")
+        module.__class__ = StandardisedConv2d  # keeps the parameters and the optimiser's references
     return model
 
 

@@ -1,4 +1,4 @@
-"""Which parameter is trained how, in pretraining and in evaluations alike: groups, optimisers, the rate of a step."""
+"""Parameter groups, optimisers and learning rates, for pretraining and evaluations."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,7 +11,7 @@ from tico_ssl.config.sections import OptimizerConfig
 from tico_ssl.optim.lars import LARS
 
 KINDS: dict[str, Callable[..., Optimizer]] = {"lars": LARS, "sgd": SGD, "adamw": AdamW}
-FORMS = ("fused", "foreach", "capturable")  # how torch's optimisers go about it, with the same result
+FORMS = ("fused", "foreach", "capturable")  # implementation of torch's optimisers; does not affect the result
 
 Group = dict[str, Any]
 
@@ -28,8 +28,8 @@ def decay_groups(
     plain_lr_ratio: float | None = None,
     is_plain: Callable[[Tensor], bool] = one_dimensional,
 ) -> list[Group]:
-    """Parameters that decay, and plain ones, which do not. `lr_ratio` multiplies a step's rate; that of plain ones is
-    the same unless given."""
+    """Two groups: parameters with weight decay, and plain ones without. `lr_ratio` multiplies the learning rate; plain
+    parameters have the same ratio unless given."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     plain_ratio = lr_ratio if plain_lr_ratio is None else plain_lr_ratio
     groups: list[Group] = [
@@ -40,15 +40,15 @@ def decay_groups(
 
 
 def optimizer_of(kind: str, groups: list[Group], lr: float, **settings: Any) -> Optimizer:
-    """An optimiser of groups, in the form that suits their device.
+    """An optimiser of groups, in the implementation that suits their device.
 
-    On a GPU every group's rate is a tensor there, so that a recorded step can change it, and torch's own optimisers
-    take their one-kernel form.
+    On a GPU every group's learning rate is a tensor there, so that a captured step can change it, and torch's own
+    optimisers use their fused implementation.
     """
     device = groups[0]["params"][0].device
     on_gpu = device.type == "cuda"
     form: dict[str, bool] = {}
-    if kind != "lars":  # which has one form for all
+    if kind != "lars":  # which has one implementation for all devices
         form = {"fused": True} if on_gpu else {"foreach": True}
     if kind == "adamw":
         form["capturable"] = on_gpu
@@ -58,7 +58,7 @@ def optimizer_of(kind: str, groups: list[Group], lr: float, **settings: Any) -> 
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Group]:
-    """The groups of a recipe: everything in the model that takes a gradient."""
+    """The parameter groups of a recipe: all trainable parameters."""
     return decay_groups(model.parameters(), config.weight_decay, plain_lr_ratio=config.one_dimensional_lr_ratio)
 
 
@@ -77,7 +77,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
 
 
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
-    """Set the rate of this step in every group."""
+    """Set the learning rate of this step in every group."""
     for group in optimizer.param_groups:
         value = lr * group.get("lr_ratio", 1.0)
         if isinstance(group["lr"], Tensor):
@@ -87,8 +87,8 @@ def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
 
 
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Put a saved state back, whatever kind of device it was saved on: how a rate is held and which form is taken are
-    matters of this device."""
+    """Load a saved state from any kind of device: the type of the learning rate and the implementation stay those of
+    this device."""
     kept = [{key: group[key] for key in ("lr", *FORMS) if key in group} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
     for group, mine in zip(optimizer.param_groups, kept, strict=True):

@@ -9,11 +9,11 @@ For every weight with two or more dimensions, with gradient g:
 
 Biases and normalisation parameters (one dimension or none) take the last two lines only.
 Several public versions differ: they add an epsilon, take the norm before the decay, or fold lr into the momentum.
-One of them is here on demand: with `clip` (solo-learn, LARC) the second line is
+One of them is available: with `clip` (solo-learn, LARC) the second line is
 
     g <- g * min(trust_coefficient * |p| / |g| / lr, 1)
 
-so that the adapted rate does not grow with lr but is kept below it.
+so that lr is an upper bound of the adapted rate, not a factor.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,7 +37,7 @@ class LARS(Optimizer):
         clip: bool = False,
     ) -> None:
         for name, value in {"lr": lr, "weight_decay": weight_decay, "trust_coefficient": trust_coefficient}.items():
-            if not float(value) >= 0:  # which NaN is not either
+            if not float(value) >= 0:  # also catches NaN
                 raise ValueError(f"LARS: {name} must not be negative, got {float(value)}")
         if not 0 <= momentum < 1:
             raise ValueError(f"LARS: momentum must be in [0, 1), got {momentum}")
@@ -67,7 +67,7 @@ class LARS(Optimizer):
         weights = [p for p in params if p.ndim > 1]
         others = [p for p in params if p.ndim <= 1]
         lr = group["lr"]
-        cap = lr if group.get("clip") else None  # a state that was saved without it has none
+        cap = lr if group.get("clip") else None  # missing in states that were saved before it existed
         directions = _adapted(weights, group["weight_decay"], group["trust_coefficient"], cap) if weights else []
         directions += [p.grad for p in others if p.grad is not None]
         params = weights + others
@@ -90,15 +90,15 @@ class LARS(Optimizer):
 def _adapted(
     weights: list[Tensor], weight_decay: float, trust_coefficient: float, cap: float | Tensor | None
 ) -> list[Tensor]:
-    """Gradients with decay, each rescaled to trust_coefficient times the norm of its weight; with a cap, to that over
-    the cap, but never made longer."""
+    """Gradients with weight decay, each rescaled to trust_coefficient times the norm of its weight; with a cap, to that
+    over the cap, but never enlarged."""
     gradients = [p.grad for p in weights if p.grad is not None]
     directions = list(torch._foreach_add(gradients, weights, alpha=weight_decay))
     weight_norms = torch.stack(torch._foreach_norm(weights))
     norms = torch.stack(torch._foreach_norm(directions))
     ratios = trust_coefficient * weight_norms / norms
     if cap is not None:
-        ratios = (ratios / cap).clamp(max=1.0)  # a rate of zero gives infinity, and one
+        ratios = (ratios / cap).clamp(max=1.0)  # a learning rate of zero gives infinity, clipped to one
     ratios = torch.where((weight_norms > 0) & (norms > 0), ratios, torch.ones_like(ratios))
     torch._foreach_mul_(directions, list(ratios.unbind()))
     return directions

@@ -1,6 +1,6 @@
 """Values that change during training, as pure functions of the step: no state, so resuming needs none.
 
-Nothing here imports torch, since settings of evaluations are read without it.
+Nothing here imports torch: settings of evaluations are read without it.
 """
 
 import math
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def scaled_lr(base_lr: float, batch_size: int) -> float:
-    """Linear scaling by the global batch: the base rate is for 256 images."""
+    """Linear scaling rule: the base learning rate is for a batch of 256."""
     return base_lr * batch_size / 256
 
 
@@ -25,7 +25,7 @@ def warmup_cosine(step: int, total: int, warmup: int, peak: float, end: float) -
 
 
 def cosine_ema_decay(progress: "float | Tensor", start: float, end: float = 1.0) -> "float | Tensor":
-    """BYOL's schedule of the target's decay: `start` at progress 0, `end` at 1, along half a cosine."""
+    """BYOL's cosine schedule of the EMA decay: `start` at progress 0, `end` at 1."""
     angle = progress * math.pi
     cosine = math.cos(angle) if isinstance(angle, float | int) else angle.cos()
     return end - (end - start) * (cosine + 1) / 2

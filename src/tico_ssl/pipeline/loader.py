@@ -1,8 +1,8 @@
-"""Batches in a true random order: every image once per epoch, as a function of (seed, step) alone.
+"""Shuffled batches: every image once per epoch, in an order that is a function of (seed, step) alone.
 
-So a loader has no position to save: it starts at any step. Several processes share a global batch, each its slice.
-Images that are in memory, mapped or on the device come as they are, and the crops are cut where they lie; files are
-decoded by worker processes, which also cut the crops, so that only the views' pixels are handed over.
+So a loader has no state to save and starts at any step. Each process loads its slice of the global batch. Images in
+memory, memory-mapped or on the device are loaded whole and cropped on the device; files are decoded by worker
+processes, which also cut the crops, so that only the views' pixels are transferred.
 """
 
 import time
@@ -22,14 +22,14 @@ from tico_ssl.runtime.randomness import generator
 from tico_ssl.views.executor import Views, sizes_of
 from tico_ssl.views.table import PLACE
 
-RESIDENT_SHARE = 0.4  # of the device's free memory that the images may take
-PIECE = 1024  # images that are moved to the device at a time, so that mapped ones never lie in memory as a whole
+RESIDENT_SHARE = 0.4  # fraction of the device's free memory that the images may take
+PIECE = 1024  # images moved to the device at a time, so that mapped ones are never in memory all at once
 
 
 @dataclass(frozen=True)
 class RawBatch:
-    """A step's images on the device, whole (N, C, H, W) or as one batch of crops for each view; what is to be done to
-    them; their places in the source; and their labels, if they have any."""
+    """A step's images on the device, whole (N, C, H, W) or as crops (N, C, side, side) per view; the decisions of the
+    view operations; the images' indices in the source; and their labels, if there are any."""
 
     pixels: Tensor | tuple[Tensor, ...]
     decisions: Tensor
@@ -63,7 +63,7 @@ class Loader:
         self.steps_per_epoch = len(source) // batch_size
         local = batch_size // world
         self._mine = slice(distributed.rank() * local, (distributed.rank() + 1) * local)
-        self._resident: Tensor | None = None  # all images, where they fit the device
+        self._resident: Tensor | None = None  # all images, if they fit on the device
         self._stream: Stream | None = None
         self._waited = 0.0
         self.storage = "memory-mapped" if source.mapped else "in memory"
@@ -74,16 +74,16 @@ class Loader:
             self._resident, self.storage = _on_device(source, device), "on the GPU"
 
     def iterate(self, start: int, stop: int) -> Generator[RawBatch]:
-        """From one step to another; files are decoded ahead."""
+        """The batches of steps `start` to `stop`; files are decoded ahead."""
         yield from self._streamed(start, stop) if self._stream is not None else self._taken(start, stop)
 
     def take_waited(self) -> float:
-        """Seconds that training has waited for images since this was last asked."""
+        """Seconds spent waiting for images since the last call."""
         waited, self._waited = self._waited, 0.0
         return waited
 
     def indices(self, step: int) -> Tensor:
-        """The places of this process's images in the source."""
+        """Indices in the source of this process's images."""
         epoch, position = divmod(step, self.steps_per_epoch)
         return self._order(epoch)[position * self.batch_size :][self._mine]
 
@@ -129,7 +129,7 @@ class Loader:
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """On its way to the device: from pinned memory, or the CPU would wait until the GPU has done what is queued."""
+    """An asynchronous copy to the device, from pinned memory: otherwise the host would wait for the stream."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 

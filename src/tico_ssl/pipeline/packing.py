@@ -1,4 +1,4 @@
-"""Writing a packed file: images of any source, encoded several at a time, in work that can be interrupted."""
+"""Writing a packed file: images of any source, encoded in parallel; an interrupted call can be resumed."""
 
 import io
 import json
@@ -26,12 +26,12 @@ from tico_ssl.data.source import Source
 from tico_ssl.runtime.progress import track
 from tico_ssl.views import operations
 
-Encoded = tuple[int, bytes, str]  # channels, content, and what is wrong where there is no content
+Encoded = tuple[int, bytes, str]  # channels, content, and the error if there is no content
 
 
 @dataclass(frozen=True)
 class PackReport:
-    """What packing came to. `resumed_from` counts the images that an interrupted call had dealt with."""
+    """Summary of packing. `resumed_from` is the number of images that an interrupted call had processed."""
 
     images: int
     bad: list[tuple[str, str]]
@@ -49,7 +49,7 @@ def pack(
     workers: int = 2,
     label: str | None = None,
 ) -> PackReport:
-    """Write the images of a source to one file. An interrupted call leaves its work, and the next one continues it."""
+    """Write the images of a source to one file. The next call continues the work of an interrupted one."""
     started = time.monotonic()
     require(out.suffix == SUFFIX, f"{out}: the name of a packed file ends in {SUFFIX}")
     require(not out.exists(), f"{out} exists: remove it, or choose another name")
@@ -70,7 +70,7 @@ def pack(
 
 
 def _fingerprint(source: Source, names: list[bytes], settings: str) -> bytes:
-    """What must be alike for work to be continued. A few images tell sources apart that merely number theirs."""
+    """What must be equal to continue interrupted work. A few images distinguish sources that only number theirs."""
     digest = sha256(ascii((len(source), source.name, settings)).encode() + b"\0".join(names))
     places = [0, len(source) // 2, len(source) - 1] if names else []
     for channels, pixels, _ in _encoded(source, lambda image: image.contiguous().numpy().tobytes(), places, 1):
@@ -81,7 +81,7 @@ def _fingerprint(source: Source, names: list[bytes], settings: str) -> bytes:
 
 
 def _encoded(source: Source, encode: Callable[[Tensor], bytes], at: Iterable[int], workers: int) -> Iterator[Encoded]:
-    """The channels and bytes of every image in order, or what is wrong with it."""
+    """Channels and bytes of every image in order, or its error."""
 
     def work(place: int) -> Encoded:
         try:
@@ -92,7 +92,7 @@ def _encoded(source: Source, encode: Callable[[Tensor], bytes], at: Iterable[int
         except (BadImage, OSError) as error:
             return 0, b"", error.reason if isinstance(error, BadImage) else str(error)
 
-    # One thread for each image is faster than all for one, and sums must not depend on the number of cores.
+    # One thread per image is faster than all threads for one, and sums must not depend on the number of cores.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -126,30 +126,29 @@ def _small_jpeg(image: Tensor, size: int, quality: int) -> bytes:
 
 
 def _bounds(sizes: Iterable[int]) -> bytes:
-    """Where pieces that lie end to end begin, and where the last one ends."""
+    """Start offsets of consecutive pieces, and the end of the last one."""
     return np.cumsum([0, *sizes], dtype="<i8").tobytes()
 
 
 class Unfinished:
-    """A file that is being written, and a journal: a fingerprint of the work, then a line after each image is written,
-    [channels, size, checksum, what is wrong]. So work continues behind the last line that the bytes bear out, whatever
-    a killed process left."""
+    """A file being written, and a journal: a fingerprint of the work, then a line per written image, [channels, size,
+    checksum, error]. Work continues after the last line that matches the bytes, whatever a killed process left."""
 
     def __init__(self, out: Path, fingerprint: bytes, label: str | None = None) -> None:
         self.out, self.done, self.channels = out, 0, 0
-        self.kept = array("q")  # place, size and checksum of each image, without an object for each
+        self.kept = array("q")  # offset, size and checksum of each image, in a flat array
         self.bad: list[tuple[int, str]] = []
         out.parent.mkdir(parents=True, exist_ok=True)
         self.paths = [out.with_name(out.name + end) for end in (".partial", ".journal")]
         self.data, self.journal = self.files = [path.open("a+b") for path in self.paths]
-        self._continue(fingerprint + b"\n", label and f"{label}: what is there")
+        self._continue(fingerprint + b"\n", label and f"{label}: existing images")
 
     def _continue(self, fingerprint: bytes, label: str | None) -> None:
         size, length = self.data.seek(0), self.journal.seek(0)
         if len(self.data.read(PAGE)) == PAGE and self.journal.readline() == fingerprint:
             size, length = PAGE, len(fingerprint)
-            lines = self.journal.read().split(b"\n")[:-1]  # the last one is empty or was cut off
-            with suppress(ValueError):  # a line that is no JSON: the power failed
+            lines = self.journal.read().split(b"\n")[:-1]  # the last one is empty or cut off
+            with suppress(ValueError):  # a line that is not JSON: a power failure
                 for record in track(map(json.loads, lines), len(lines), label):
                     content = self.data.read(record[1])
                     if [len(content), crc32(content)] != record[1:3]:
@@ -161,9 +160,9 @@ class Unfinished:
             file.write(b"" if whole else start)
 
     def append(self, channels: int, content: bytes, reason: str) -> None:
-        """Write the next image, or note what is wrong with it."""
+        """Write the next image, or record its error."""
         if content and self.channels not in (0, channels):
-            content, reason = b"", f"{channels} channels, but those before have {self.channels}"
+            content, reason = b"", f"{channels} channels, unlike the images before, which have {self.channels}"
         record = (channels, len(content), crc32(content), reason)
         for file, text in ((self.data, content), (self.journal, json.dumps(record).encode() + b"\n")):
             file.write(text)
@@ -179,7 +178,7 @@ class Unfinished:
         self.done += 1
 
     def finish(self, source: Source, names: list[bytes], size: int, kind: str) -> int:
-        """Write what follows the images, then the first page, and give the file its name. Returns its size."""
+        """Write the sections after the images, then the first page, and rename the file. Returns its size."""
         places, sizes, checksums = np.array(self.kept).reshape(-1, 3).T
         kept = [names[i] for i in places]
         contents = {
@@ -206,7 +205,7 @@ class Unfinished:
         return end + len(text)
 
     def close(self) -> None:
-        """Let go of the files, and of their names if they hold no image."""
+        """Close the files, and remove them if they contain no image."""
         for file, path in zip(self.files, self.paths):
             file.close()
             if not self.kept:

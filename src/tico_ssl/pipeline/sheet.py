@@ -1,4 +1,4 @@
-"""A contact sheet: originals and what the network sees of them, for a person to look at."""
+"""A contact sheet: original images and their views."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,13 +14,13 @@ from tico_ssl.runtime.randomness import generator
 from tico_ssl.views.executor import Views
 
 COLUMNS, CELL, GAP, PIECE_GAP = 12, 128, 4, 2
-PAPER = 1.0  # white, between the cells and beside what does not fill its cell
+PAPER = 1.0  # white background
 
 
 def preview(source: Source, recipe_views: Views, path: Path, count: int = COLUMNS, seed: int = 0) -> BadFiles:
-    """Save a sheet of images of a source, evenly spaced so that every class has its turn, and of views of them.
+    """Save a sheet of images of a source, evenly spaced so that all classes appear, and of their views.
 
-    Returns the files that could not be read; the images after them are shown in their place.
+    Returns the unreadable files; the images after them are shown instead.
     """
     bad, columns = BadFiles(), min(count, len(source))
     images = [readable(source, column * len(source) // columns, bad) for column in range(columns)]
@@ -32,9 +32,9 @@ def preview(source: Source, recipe_views: Views, path: Path, count: int = COLUMN
 def save_contact_sheet(
     path: Path, images: Tensor | Sequence[Tensor], made: Sequence[Tensor], views: Views, count: int = COLUMNS
 ) -> None:
-    """A PNG with one column for each of the first images: the original on top, whole, and its views below.
+    """A PNG with one column per image: the whole original on top, its views below.
 
-    Views keep their relative sizes, so local crops are small; the pieces of a jigsaw lie side by side. Of images with
+    Views keep their relative sizes, so local crops are small; the pieces of a jigsaw are side by side. Of images with
     more than three channels the first three are shown as red, green and blue, of two the first as grey.
     """
     count = min(count, len(images))
@@ -49,13 +49,13 @@ def save_contact_sheet(
 
 
 def _fitted(image: Tensor) -> Tensor:
-    """The whole image in the middle of a cell."""
+    """The whole image, centred in a cell."""
     height, width = (max(1, round(CELL * side / max(image.shape[-2:]))) for side in image.shape[-2:])
     return _centred(_resized(image[None], height, width)[0], CELL)
 
 
 def _shrunk(view: Tensor, share: float) -> Tensor:
-    """A square view in the middle of a cell that is no higher than it, as a share of the largest view."""
+    """A square view, centred in a cell of its own height, scaled relative to the largest view."""
     side = max(1, round(CELL * share))
     return _centred(_resized(view[None], side, side)[0], side)
 
@@ -68,14 +68,14 @@ def _mosaic(pieces: Tensor) -> Tensor:
 
 
 def _resized(images: Tensor, height: int, width: int) -> Tensor:
-    """Much enlarged pixels stay squares, so that one sees what there is; everything else is smooth."""
+    """Nearest neighbour for strong enlargement, so that pixels stay visible; bilinear otherwise."""
     if height >= 2 * images.shape[-2]:
         return interpolate(images, size=(height, width), mode="nearest")
     return interpolate(images, size=(height, width), mode="bilinear", antialias=True)
 
 
 def _centred(image: Tensor, height: int) -> Tensor:
-    """The image in the middle of paper of this height and a cell's width."""
+    """The image centred on a background of this height and a cell's width."""
     cell = _paper(image, height, CELL)
     top, left = (height - image.shape[-2]) // 2, (CELL - image.shape[-1]) // 2
     cell[:, top : top + image.shape[-2], left : left + image.shape[-1]] = image
@@ -83,7 +83,7 @@ def _centred(image: Tensor, height: int) -> Tensor:
 
 
 def _tiled(cells: Sequence[Tensor] | Tensor, columns: int, gap: int = GAP) -> Tensor:
-    """Cells of one size, row by row, with paper between them."""
+    """Cells of one size, row by row, with gaps."""
     height, width = cells[0].shape[-2:]
     rows = len(cells) // columns
     grid = _paper(cells[0], rows * (height + gap) - gap, columns * (width + gap) - gap)
@@ -94,7 +94,7 @@ def _tiled(cells: Sequence[Tensor] | Tensor, columns: int, gap: int = GAP) -> Te
 
 
 def _stacked(rows: Sequence[Tensor]) -> Tensor:
-    """Rows of one width below each other, the first a little apart from the others."""
+    """Rows of one width below each other, with a larger gap after the first."""
     gaps = [_paper(rows[0], GAP if number else 2 * GAP, rows[0].shape[-1]) for number in range(len(rows) - 1)]
     pairs = [strip for row, gap in zip(rows[:-1], gaps, strict=True) for strip in (row, gap)]
     return torch.cat([*pairs, rows[-1]], dim=1)

@@ -1,7 +1,7 @@
-"""Files decoded ahead by worker processes, in order, and handed over in batches on the device.
+"""Files decoded ahead by worker processes, in order, as batches on the device.
 
-Workers write into a ring of batches in memory that they share with the main process (see `workers`). On a GPU's side
-the ring is registered, so batches travel while the GPU computes.
+Workers write into a ring buffer of batches in memory shared with the main process (see `workers`). For a GPU the ring
+is page-locked, so copies overlap with computation.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,20 +15,20 @@ from tico_ssl.data.bad_files import BadFiles, readable
 from tico_ssl.data.source import Source
 from tico_ssl.pipeline.workers import AHEAD, CAN_FORK, ahead, shared_ring
 
-CHUNK = 32  # images that a worker does at a time, at most
+CHUNK = 32  # maximum number of images per work item
 
 Prepare = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 
 class Task(NamedTuple):
-    """Images to decode, and what `prepare` is to know about each. Arrays, since tensors would be sent as files."""
+    """Images to decode, with parameters for `prepare`. Arrays, since tensors would be sent as files."""
 
     places: np.ndarray
     parameters: np.ndarray
 
 
 class Piece(NamedTuple):
-    """A part of a task, and where its images go: which batch of the ring, from which row on."""
+    """A part of a task, and where its images go: slot of the ring and first row."""
 
     task: Task
     slot: int
@@ -36,15 +36,15 @@ class Piece(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a prepared tensor (C, H, W) lies in memory: its sizes in that order, and whether channels come last. Decoders
-    write them so, and to reorder pixels costs as much as a crop."""
+    """Memory layout of a prepared tensor (C, H, W): its shape in memory order, and whether that is channels last, as
+    decoders write. Reordering pixels would cost as much as a crop."""
 
     shape: tuple[int, ...]
     channels_last: bool
 
 
 class Done(NamedTuple):
-    """A piece carried out: how what was prepared lies in memory, and what was wrong with which file."""
+    """A finished piece: memory layouts of the prepared tensors, and errors by file."""
 
     slot: int
     end: int
@@ -53,10 +53,10 @@ class Done(NamedTuple):
 
 
 class Stream:
-    """Decodes images of a source and hands them over in batches on the device, prepared.
+    """Decodes and prepares images of a source, in batches on the device.
 
-    `prepare` turns an image and its parameters into uint8 tensors (C, H, W), whose shapes are the same for all images
-    and which take `bytes_per_image` together.
+    `prepare` turns an image and its parameters into uint8 tensors (C, H, W), of the same shapes for all images and
+    `bytes_per_image` in total.
     """
 
     def __init__(
@@ -76,10 +76,9 @@ class Stream:
         self.name = f"decoded by {workers} {'processes' if self.processes else 'threads'}"
 
     def batches(self, tasks: Iterable[Task]) -> Iterator[tuple[Tensor, ...]]:
-        """One batch for each task, as tensors (N, C, H, W). On a CPU a batch is overwritten some time after the next
-        one has been asked for."""
+        """One batch per task, as tensors (N, C, H, W). On a CPU a batch is valid until the next one is requested."""
         pieces_per_batch = -(-self.batch_size // self.chunk)
-        slots = 2 + -(-AHEAD * self.workers // pieces_per_batch)  # one is in use, the others are written ahead
+        slots = 2 + -(-AHEAD * self.workers // pieces_per_batch)  # one in use, the others written ahead
         sent: list[torch.cuda.Event | None] = [None] * slots
         with shared_ring(slots, self.batch_size * self.bytes_per_image, self.device) as memory:
             ring = memory.view(slots, self.batch_size, self.bytes_per_image)
@@ -96,7 +95,7 @@ class Stream:
                     yield moved
 
     def _pieces(self, tasks: Iterable[Task], sent: list[torch.cuda.Event | None]) -> Iterator[Piece]:
-        """Cut tasks into pieces, as the workers ask for them. A batch is written over when it has been sent."""
+        """Cut tasks into pieces on request. A slot is reused once its batch has been copied to the device."""
         for number, task in enumerate(tasks):
             slot = number % len(sent)
             if (event := sent[slot]) is not None:
@@ -107,7 +106,7 @@ class Stream:
 
 
 class _Decoding:
-    """What a worker does: decode images, prepare each one, and write it to its place."""
+    """The work of a worker: decode images, prepare them, and write them into the ring."""
 
     def __init__(self, source: Source, prepare: Prepare, ring: Tensor) -> None:
         self.source, self.prepare, self.ring = source, prepare, ring
@@ -133,7 +132,7 @@ def _layout(tensor: Tensor) -> Layout:
 
 
 def columns(slot: Tensor, layouts: list[Layout]) -> list[Tensor]:
-    """A batch's memory (N, bytes) as tensors (N, C, H, W), one behind the other."""
+    """A slot's memory (N, bytes) as consecutive tensors (N, C, H, W)."""
     flat, tensors, begin = slot.view(-1), [], 0
     for shape, channels_last in layouts:
         end = begin + len(slot) * int(np.prod(shape))

@@ -1,9 +1,8 @@
-"""Work done ahead by other processes, in order, whatever their number: decoding images, making a detector's batches.
+"""Work done ahead by worker processes, with results in order: decoding images, making a detector's batches.
 
-Processes, because such work holds Python's lock often enough to keep a GPU waiting; threads where processes cannot be
-forked. Results travel through a pipe, pixels beside it: workers write them into memory that they inherit from the main
-process, one slot after the other in a ring, so nothing is copied or allocated on the way, and /dev/shm, which
-containers keep small, is not used.
+Processes, because such work holds the GIL often enough to keep a GPU waiting; threads where fork is not available.
+Results are sent through a pipe, but pixels are written into a ring buffer in memory that workers inherit from the main
+process: no copies, no allocations, and no use of /dev/shm, which is small in containers.
 """
 
 import mmap
@@ -26,14 +25,14 @@ from tico_ssl.runtime.errors import UserError
 
 S = TypeVar("S")
 T = TypeVar("T")
-MOST_WORKERS = 16  # by default
-AHEAD = 2  # items that each worker may be ahead
-ALIGNED = 64  # bytes, to which arrays in a slot are aligned
-CAN_FORK = sys.platform.startswith("linux")  # elsewhere a fork is not safe
+MOST_WORKERS = 16  # limit of the default
+AHEAD = 2  # items prefetched per worker
+ALIGNED = 64  # alignment in bytes of arrays in a slot
+CAN_FORK = sys.platform.startswith("linux")  # fork is not safe elsewhere
 
 
 def default_workers() -> int:
-    """As many as there are processors for this process, within reason."""
+    """One per CPU core of this process, at most `MOST_WORKERS`."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(MOST_WORKERS, max(1, processors // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
@@ -41,7 +40,7 @@ def default_workers() -> int:
 def ahead(
     work: Callable[[S], T], items: Iterable[S], workers: int, processes: bool = CAN_FORK, setting: str = "workers"
 ) -> Iterator[T]:
-    """`work` of every item, in order. `setting` is what the user calls the number of workers."""
+    """`work` of every item, in order. `setting` is the name of the number of workers in error messages."""
     if not processes:
         with ThreadPoolExecutor(workers) as pool:
             yield from in_order(pool, work, items, AHEAD * workers)
@@ -55,14 +54,13 @@ def ahead(
         if "DataLoader worker" not in str(error):
             raise
         raise UserError(
-            f"a process that prepares images has died ({str(error).splitlines()[0]}); if memory is short, lower "
-            f"{setting}, {workers} now"
+            f"a worker process died ({str(error).splitlines()[0]}); if memory is short, lower {setting} (now {workers})"
         ) from error
 
 
 def _forked(work: Callable[[S], T], items: Iterable[S], workers: int) -> Iterator[T | UserError]:
     with warnings.catch_warnings():
-        # The user may know better, and the default is the number of processors anyway.
+        # The number of workers is the user's choice; the default does not exceed the CPU cores.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         loader = DataLoader(
             _Work(work),
@@ -78,8 +76,8 @@ def _forked(work: Callable[[S], T], items: Iterable[S], workers: int) -> Iterato
 
 
 class _Work(Dataset[T | UserError], Generic[S, T]):
-    """What a worker does with an item. What is wrong with the user's data comes back as a value: raised in the worker,
-    it would arrive with a traceback in it."""
+    """The work of a worker. A UserError is returned as a value: raised in the worker, its message would contain a
+    traceback."""
 
     def __init__(self, work: Callable[[S], T]) -> None:
         self.work = work
@@ -92,20 +90,20 @@ class _Work(Dataset[T | UserError], Generic[S, T]):
 
 
 def _start_worker(_: int) -> None:
-    """Leave signals to the main process, whose handlers a fork inherits."""
+    """Leave signals to the main process: a fork inherits its handlers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _as_it_is(done: T) -> T:
-    """What collates results that are whole already."""
+    """Results need no collation."""
     return done
 
 
 @contextmanager
 def shared_ring(slots: int, capacity: int, device: torch.device | None = None) -> Iterator[Tensor]:
-    """Memory (slots, bytes) that forked processes share; registered with a GPU, if one is named, so that what lies
-    there travels while the GPU computes."""
+    """Memory (slots, bytes) shared with forked processes; page-locked for a GPU, if one is given, so that copies
+    overlap with computation."""
     memory = mmap.mmap(-1, max(1, slots * capacity))
     ring = torch.frombuffer(memory, dtype=torch.uint8)[: slots * capacity].view(slots, capacity)
     on_gpu = device is not None and device.type == "cuda"
@@ -121,9 +119,9 @@ def shared_ring(slots: int, capacity: int, device: torch.device | None = None) -
 def arrays_ahead(
     work: Callable[[int], list[np.ndarray]], numbers: range, workers: int, capacity: int
 ) -> Iterator[list[np.ndarray]]:
-    """`work` of every number, in order, where it gives lists of arrays, up to so many bytes of which need no pipe. They
-    hold until the next list is asked for: their slot is written over."""
-    slots = AHEAD * workers + 2  # one is in use, one to spare, the others are written ahead
+    """`work` of every number, in order: lists of arrays, of which up to `capacity` bytes are shared instead of piped.
+    They are valid until the next list is requested, which may overwrite them."""
+    slots = AHEAD * workers + 2  # one in use, one spare, the others written ahead
     with shared_ring(slots, capacity) as memory:
         ring = memory.numpy()
 
@@ -136,7 +134,7 @@ def arrays_ahead(
 
 
 class _Stored(NamedTuple):
-    """Where an array lies."""
+    """Position of an array in a slot."""
 
     begin: int
     dtype: np.dtype
@@ -149,7 +147,7 @@ class _Stored(NamedTuple):
 
 
 def _stored(arrays: list[np.ndarray], slot: np.ndarray) -> list["np.ndarray | _Stored"]:
-    """Write arrays into a slot, one behind the other; those for which there is no room stay as they are."""
+    """Write arrays into a slot, one after the other; those that do not fit are returned as they are."""
     begin, kept = 0, list["np.ndarray | _Stored"]()
     for array in arrays:
         if begin + array.nbytes > len(slot):

@@ -1,1 +1,1 @@
-"""What is done to the images: pixel operations, and one batched executor for CPU and GPU."""
+"""Augmented views: pixel operations, and one batched executor for CPU and GPU."""

@@ -1,4 +1,4 @@
-"""The view that evaluations see: no randomness."""
+"""The deterministic view of evaluations."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tico_ssl.views import operations
 
-KEPT = 224 / 256  # of the shorter side: resize to 256, then cut 224 from the centre
+KEPT = 224 / 256  # fraction of the shorter side: resize to 256, then centre-crop 224
 
 
 def centre_crop(images: Tensor | Sequence[Tensor], size: int) -> Tensor:

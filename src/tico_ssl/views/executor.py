@@ -1,9 +1,9 @@
 """One executor for all policies: images and decisions in, normalised views out.
 
-All randomness is in uniform numbers, drawn for the global batch; `decide` turns them into what is done to each image:
-boxes, factors, yes or no. Both are small and happen on the CPU, so the views of an image do not depend on the device,
-on the number of processes or on how a run was interrupted. Carrying decisions out is a pure function without host
-synchronisation: on a GPU it can be captured in a graph. All three walk through the table of operations.
+All randomness is in uniform numbers, drawn for the global batch; `decide` maps them to decisions per image: boxes,
+factors, yes or no. Both are small and run on the CPU, so the views of an image do not depend on the device, the number
+of processes or interruptions. Applying the decisions is a pure function without host synchronisation, which can be
+captured in a CUDA graph. All three follow the table of operations.
 """
 
 import functools
@@ -26,12 +26,12 @@ try:
 except ImportError:  # Triton comes with torch on Linux only
     kernels = None  # type: ignore[assignment]
 
-LARGE = 160  # pixels of a view from which a CPU is faster if each image goes through all steps while in its cache
+LARGE = 160  # pixels of a view from which a CPU is faster image by image, since one image stays in its cache
 BOX = PLACE.columns(CROP)
 
 
 class Views:
-    """Makes the views of a recipe; `table` has the operations that follow the crop."""
+    """Makes the views of a recipe; `table` lists the operations after the crop."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class Views:
 
     @property
     def bytes_per_image(self) -> int:
-        """Of all crops of an image, one byte a value."""
+        """Size of all crops of an image as uint8."""
         return len(self.mean) * sum(policy.side(self.image_size) ** 2 for policy in self.policies)
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """All random numbers for a batch: (count, views, columns). Behind the columns of whole views are those of the
-        pieces, as many as the largest jigsaw has.
+        """All random numbers of a batch: (count, views, columns). The columns of whole views are followed by those of
+        jigsaw pieces, for the largest jigsaw.
 
-        Every operation draws from a stream of its own, so that one that is added leaves the numbers of others alone.
+        Every operation draws from its own random stream, so that adding one does not change the numbers of the others.
         """
         seed = int(torch.randint(2**62, (), generator=generator))
 
@@ -77,8 +77,8 @@ class Views:
         return torch.cat(drawn, dim=2)
 
     def decide(self, uniforms: Tensor, sizes: Tensor | None = None) -> Tensor:
-        """What is done to each image, in a tensor like the uniforms. `sizes` (N, 2) are the heights and widths of the
-        images; without them all but the boxes of the crops is decided."""
+        """Decisions per image, in a tensor like the uniforms. `sizes` (N, 2) are the heights and widths of the images;
+        without them crop boxes are left undecided."""
         whole, pieces = uniforms.tensor_split([self._whole.width], dim=-1)
         decisions = self._decide(self._whole, whole, None if sizes is None else sizes.unsqueeze(1))
         if pieces.shape[-1] == 0:
@@ -91,23 +91,23 @@ class Views:
         return decisions
 
     def _decide(self, layout: Layout, uniforms: Tensor, sizes: Tensor | None) -> Tensor:
-        """By the rules of a layout that is that of whole views, or begins like it."""
+        """Decide by a layout that equals that of whole views or is a prefix of it."""
         decisions = layout.decide(uniforms, self._rules[..., : layout.width])
         if sizes is not None:
             decisions[..., BOX] = boxes(uniforms[..., BOX], sizes, self._box_ranges)
         return decisions
 
     def _pieces(self, numbers: Tensor) -> Tensor:
-        """Of one view (N, columns): what belongs to the pieces of a jigsaw, (N, pieces, columns)."""
+        """The columns of jigsaw pieces, (N, pieces, columns), of one view (N, columns)."""
         return torch.unflatten(numbers[:, self._whole.width :], 1, (-1, self._piece.width))
 
     def crop(self, images: Tensor | Sequence[Tensor], decisions: Tensor) -> tuple[Tensor, ...]:
-        """The crops of uint8 images, resized and mirrored: one (N, C, side, side) a view, as uint8 or in [0, 1]."""
+        """The crops of uint8 images, resized and flipped: (N, C, side, side) per view, as uint8 or in [0, 1]."""
         places = decisions[..., : PLACE.width].to(images[0].device)
         return tuple(self._crop(images, places[:, number], policy) for number, policy in enumerate(self.policies))
 
     def crop_bytes(self, image: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
-        """The same of one image (C, H, W), as uint8; uniforms are those of its `PLACE`, (views, columns)."""
+        """The same for one image (C, H, W), as uint8; `uniforms` (views, columns) are those of `PLACE`."""
         sizes = torch.tensor(image.shape[-2:], dtype=uniforms.dtype)
         places = self._decide(PLACE, uniforms, sizes).int().tolist()
         return tuple(
@@ -116,8 +116,8 @@ class Views:
         )
 
     def finish(self, crops: Sequence[Tensor], decisions: Tensor) -> tuple[Tensor, ...]:
-        """What follows the crop, where the decisions are. Each view is (N, C, side, side); a jigsaw is (N, pieces, C,
-        side, side), so that the first axis of every view counts the same images."""
+        """The operations after the crop, on the device of the decisions. A view is (N, C, side, side), a jigsaw (N,
+        pieces, C, side, side), so that the first axis is always the image."""
         return tuple(
             self._finish_view(crop.to(decisions.device), decisions[:, number], policy)
             for number, (crop, policy) in enumerate(zip(crops, self.policies, strict=True))
@@ -137,7 +137,7 @@ class Views:
         if isinstance(images, Tensor) and images.dtype == torch.uint8 and by_kernels(images.device):
             dtype = kernels.STORED if self._finished_by_kernels(images, policy) else torch.float32
             return kernels.resized_crop(images, places, side, dtype)
-        if suits_kernel(images):  # a quarter of the memory, and no bit lost
+        if suits_kernel(images):  # a quarter of the memory, without loss
             return torch.stack([resized_bytes(*crop, side) for crop in zip(images, places.int().tolist(), strict=True)])
         flip = PLACE.named(places, FLIP)["apply"]
         return operations.resized_crop(images, **PLACE.named(places, CROP), flip=flip, size=side)
@@ -152,7 +152,7 @@ class Views:
         return torch.unflatten(finished, 0, (len(crop), pieces))
 
     def _finish(self, view: Tensor, decisions: Tensor, layout: Layout, policy: ViewPolicy) -> Tensor:
-        """Each piece of a jigsaw gets this on its own, lest its colours tell its neighbours."""
+        """Jigsaw pieces are finished separately, so that common colours do not reveal neighbours."""
         if by_kernels(view.device) and self._finished_by_kernels(view, policy):
             taps = operations.blur_kernel(view.shape[-1]) if policy.blur > 0 else 0
             columns = decisions[:, layout.columns(*OPERATIONS)]
@@ -170,15 +170,15 @@ class Views:
         return operations.normalise(view, self.mean, self.std).to(self.dtype)
 
     def _finished_by_kernels(self, view: Tensor, policy: ViewPolicy) -> bool:
-        """Whether the kernels do all that is at work under a policy. They look for their columns where the package's
-        table puts them, so that another table has to begin with that."""
+        """Whether the kernels implement all active operations of a policy. They expect their columns where the
+        package's table puts them, so another table has to start with that one."""
         wanted = {operation.name for operation in at_work(policy, view.shape[1], self.table)}
         known = self.table[: len(OPERATIONS)] == OPERATIONS
         return known and view.shape[1] == operations.COLOURS and wanted <= kernels.IMPLEMENTED
 
 
 def by_kernels(device: torch.device) -> bool:
-    """Whether views on this device are made by the Triton kernels. Where they should be and cannot, it is noted."""
+    """Whether the Triton kernels make the views on this device. A GPU on which they fail is noted as a fallback."""
     if device.type != "cuda" or kernels is None:
         return False
     if (reason := _no_kernels(device)) is not None:
@@ -188,8 +188,8 @@ def by_kernels(device: torch.device) -> bool:
 
 @functools.cache
 def _no_kernels(device: torch.device) -> str | None:
-    """Why the Triton kernels do not run on a GPU. One small try tells, since these need more than a GPU: Triton, and on
-    first use a C compiler."""
+    """Why the Triton kernels do not run on a GPU, found by a small trial: they need Triton and, on first use, a C
+    compiler."""
     assert kernels is not None
     try:
         image = torch.zeros(1, operations.COLOURS, 8, 8, dtype=torch.uint8, device=device)

@@ -8,12 +8,11 @@ from torch import Tensor
 
 from tico_ssl.config.views import ViewPolicy
 
-PIECE = 64 / 85  # of the side of a jigsaw's cell, so that edges do not tell which pieces are neighbours
+PIECE = 64 / 85  # fraction of a jigsaw cell's side, so that edges do not reveal which pieces are neighbours
 
 
 def box_ranges(policies: Sequence[ViewPolicy]) -> Tensor:
-    """What `boxes` needs to know of policies: area and logarithm of the aspect ratio, each where from and how far, as
-    (4, policies)."""
+    """Ranges for `boxes`, (4, policies): lower bound and span of the area and of the logarithm of the aspect ratio."""
     rows = []
     for policy in policies:
         (low, high), (narrow, wide) = policy.crop_scale, (math.log(ratio) for ratio in policy.crop_ratio)
@@ -22,7 +21,7 @@ def box_ranges(policies: Sequence[ViewPolicy]) -> Tensor:
 
 
 def boxes(uniforms: Tensor, sizes: Tensor, ranges: Tensor) -> Tensor:
-    """BYOL's crop: one draw of area and aspect ratio, clipped to the image, at a uniform place.
+    """BYOL's crop: one draw of area and aspect ratio, clipped to the image, at a uniformly random position.
 
     Uniforms are (..., policies, 4), sizes (..., 2), broadcast against them, and ranges (4, policies). The result is
     (..., policies, 4): top, left, height, width.
@@ -42,7 +41,7 @@ def cut_jigsaw(images: Tensor, u: Tensor, grid: int) -> Tensor:
     """Square images (N, C, S, S) and uniforms (N, grid**2, 3) to pieces (N, grid**2, C, P, P) in random order.
 
     As Noroozi and Favaro cut their puzzles: one piece from each cell of the grid, 64 of its 85 pixels wide and high if
-    S is 255, at a uniform place within the cell.
+    S is 255, at a uniformly random position within the cell.
     """
     cell = images.shape[-1] // grid
     side = piece_side(cell)
@@ -57,5 +56,5 @@ def cut_jigsaw(images: Tensor, u: Tensor, grid: int) -> Tensor:
 
 
 def piece_side(cell: int) -> int:
-    """Pixels of a jigsaw's piece that is cut from a cell of so many."""
+    """Side of a jigsaw piece, given the side of its cell in pixels."""
     return max(1, round(cell * PIECE))

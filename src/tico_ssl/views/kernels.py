@@ -1,10 +1,9 @@
 """The view operations as Triton kernels: what `operations` defines, in five launches instead of a hundred.
 
-Pixels are kept in half precision between kernels, half a step of eight bits off at the very most; products are
-accumulated in single precision. Resampling and blurring are products with band matrices whose entries are made where
-they are used, so a matrix is never stored and its zeros are hardly multiplied. Colours are changed by one program per
-image: what happens to an image is then a matter of branches that the whole program takes together, and an image that
-is not jittered or blurred costs next to nothing.
+Pixels are stored in half precision between kernels, with an error of at most half an eight-bit step; matrix products
+accumulate in single precision. Resampling and blurring are products with band matrices whose entries are computed on
+the fly, so no matrix is stored and few of its zeros are multiplied. Colours are changed by one program per image:
+branches are uniform within a program, and an image that is not jittered or blurred costs next to nothing.
 """
 
 # Triton's compiler, not Python, gives the functions below their types.
@@ -20,7 +19,7 @@ from torch import Tensor
 from tico_ssl.views import operations
 from tico_ssl.views.table import BLUR, CROP, FLIP, GREYSCALE, JITTER, OPERATIONS, PLACE, SOLARISE, Layout
 
-IMPLEMENTED = {"jitter", "greyscale", "blur", "solarise"}  # a policy with others at work goes through the operators
+IMPLEMENTED = {"jitter", "greyscale", "blur", "solarise"}  # a policy with other active operations uses the operators
 STORED = torch.float16  # between kernels
 
 # Columns of a box.
@@ -33,7 +32,7 @@ MIRRORED = tl.constexpr(PLACE.place(FLIP, "apply"))
 # Columns of what follows.
 COLUMNS = Layout(OPERATIONS)
 JITTERED = tl.constexpr(COLUMNS.place(JITTER, "apply"))
-FACTORS = tl.constexpr(COLUMNS.place(JITTER, "brightness"))  # contrast and saturation follow, like their kinds
+FACTORS = tl.constexpr(COLUMNS.place(JITTER, "brightness"))  # then contrast and saturation, as their kinds
 SHIFT = tl.constexpr(COLUMNS.place(JITTER, "hue"))
 ORDER = tl.constexpr(COLUMNS.place(JITTER, "order"))
 GREY = tl.constexpr(COLUMNS.place(GREYSCALE, "apply"))
@@ -73,7 +72,7 @@ def finish(
 ) -> Tensor:
     """Colours, blur, solarisation and normalisation of crops (N, 3, S, S), which are uint8 or float in [0, 1].
 
-    `decisions` has the columns of `COLUMNS`. A blur_kernel of zero says that nobody is blurred. The result is in the
+    `decisions` has the columns of `COLUMNS`. A blur_kernel of zero means no blur. The result is in the
     channels-last format.
     """
     n, _, size, _ = crops.shape
@@ -109,7 +108,7 @@ def _cubic(distance):
 
 @triton.jit
 def _reach(target, extent, size: tl.constexpr):
-    """Where output pixels lie in the box, how far the cubic is stretched, and which pixels of the box it touches."""
+    """Positions of output pixels in the box, stretch of the cubic kernel, and range of box pixels that it covers."""
     scale = extent / size
     stretch = tl.maximum(scale, 1.0)
     centre = (target + 0.5) * scale
@@ -123,7 +122,7 @@ def _squeeze_columns(
     images, boxes, box_stride, out,
     channels: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Resample the columns of a box; its rows are kept, the first one as row zero."""
+    """Resample the columns of a box; its rows are kept, starting from row zero."""
     plane = tl.program_id(0).to(tl.int64)
     box = boxes + plane // channels * box_stride
     top, left = tl.load(box + TOP).to(tl.int32), tl.load(box + LEFT).to(tl.int32)
@@ -153,7 +152,7 @@ def _squeeze_rows(
     squeezed, boxes, box_stride, out,
     channels: tl.constexpr, rows: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Resample the rows of what `_squeeze_columns` left."""
+    """Resample the rows of the result of `_squeeze_columns`."""
     plane = tl.program_id(0).to(tl.int64)
     height = tl.load(boxes + plane // channels * box_stride + HEIGHT)
     target = tl.program_id(1) * block + tl.arange(0, block)
@@ -212,7 +211,7 @@ def _adjusted(red, green, blue, kind, decision, mean):
 
 @triton.jit
 def _colours(image, at, pixels, grey, as_bytes: tl.constexpr, grey_first: tl.constexpr):
-    """Red, green and blue of some pixels; grey ones if that comes before the jitter."""
+    """Red, green and blue of some pixels, converted to grey if that comes before the jitter."""
     there = at < pixels
     red = tl.load(image + at, there, 0).to(tl.float32)
     green = tl.load(image + pixels + at, there, 0).to(tl.float32)
@@ -227,7 +226,7 @@ def _colours(image, at, pixels, grey, as_bytes: tl.constexpr, grey_first: tl.con
 
 @triton.jit
 def _normalised(values, limit, mean, share):
-    """Solarise from a limit on, which is out of reach for images that are not, and normalise."""
+    """Solarise above a threshold, which is out of range for images without solarisation, and normalise."""
     return (tl.where(values >= limit, 1 - values, values) - mean) * share
 
 
@@ -236,7 +235,7 @@ def _colour(
     crops, decisions, stride, finished, coloured, mean0, mean1, mean2, share0, share1, share2,
     pixels: tl.constexpr, block: tl.constexpr, as_bytes: tl.constexpr, grey_first: tl.constexpr, may_blur: tl.constexpr,
 ):  # fmt: skip
-    """Jitter and greyscale of one image, and for one that is not blurred all the rest."""
+    """Jitter and greyscale of one image; without blur, also the remaining operations."""
     number = tl.program_id(0).to(tl.int64)
     decision, image = decisions + number * stride, crops + number * 3 * pixels
     jitter, grey = tl.load(decision + JITTERED) > 0, tl.load(decision + GREY) > 0
@@ -246,7 +245,7 @@ def _colour(
         tl.load(order + 2).to(tl.int32), tl.load(order + 3).to(tl.int32),
     )  # fmt: skip
     mean = 0.0
-    if jitter:  # contrast is about the mean grey at its place in the order, so all that precedes it is done twice
+    if jitter:  # contrast needs the mean grey at its position in the order, so the steps before it are computed twice
         total = tl.zeros((block,), tl.float32)
         for start in range(0, pixels, block):
             at = start + tl.arange(0, block)
@@ -288,7 +287,7 @@ def _gaussian(distance, sigma, half: tl.constexpr):
 
 @triton.jit
 def _band(target, source, sigma, size: tl.constexpr, half: tl.constexpr):
-    """Entries of the band matrix: taps beyond an edge are added to the pixels that they reflect. Not yet normalised."""
+    """Entries of the band matrix: taps beyond an edge are added to the reflected pixels. Not normalised."""
     weight = _gaussian(source - target, sigma, half)
     weight += tl.where(source > 0, _gaussian(-source - target, sigma, half), 0.0)
     weight += tl.where(source < size - 1, _gaussian(2 * (size - 1) - source - target, sigma, half), 0.0)
@@ -300,7 +299,7 @@ def _blur_columns(
     coloured, decisions, stride, out,
     size: tl.constexpr, half: tl.constexpr, tile: tl.constexpr, near: tl.constexpr,
 ):  # fmt: skip
-    """Blur some columns of one channel along its rows; the weights are made once for all rows."""
+    """Blur some columns of one channel along its rows; the weights are computed once for all rows."""
     plane = tl.program_id(0).to(tl.int64)
     decision = decisions + plane // 3 * stride
     if tl.load(decision + BLURRED) > 0:

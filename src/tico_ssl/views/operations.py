@@ -2,13 +2,13 @@
 
 Images are float tensors (N, C, H, W) in [0, 1] and every per-sample parameter is a tensor of shape (N,) on the same
 device. On a GPU nothing here reads a value back to the host and no shape depends on data, so a chain of these functions
-can be captured in a CUDA graph. For the same reason only shapes are checked, never values. On a CPU, where values are
-at hand, an operation that no sample takes is skipped (the images themselves are returned), and the colours of a sample
-that comes alone are adjusted without the work that a mixture of orders takes. Images are never modified.
+can be captured in a CUDA graph. For the same reason only shapes are checked, never values. On a CPU, where values
+can be read, an operation that applies to no sample is skipped (the images themselves are returned), and a batch of one
+sample skips the work of mixing several orders. Images are never modified.
 
 Each operation follows torchvision's functional of the same name applied to one PIL image, without PIL's rounding to
-eight bits between operations. Resampling and blurring are matrix products: where reduced-precision products are
-switched on (TF32, autocast) they lose accuracy accordingly; all other operations are elementwise and do not.
+eight bits between operations. Resampling and blurring are matrix products, which lose accuracy under reduced precision
+(TF32, autocast); all other operations are elementwise and do not.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ __all__ = [
 COLOURS = 3  # channels that the colour operations need
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 LUMA = (0.2989, 0.587, 0.114)
-BLOCK = 32  # pixels blurred by one product; measured fastest of 16 to 56 on a CPU
+BLOCK = 32  # pixels per matrix product of the blur; the fastest of 16 to 56 on a CPU
 
 
 def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
 def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
     """Turn the hue by ``shift``, a fraction of the full circle; the result stays within [0, 1] by construction.
 
-    HSV is never formed and no sextant is looked up: comparisons and selections are the slowest part of the usual form.
+    HSV is not computed and no sextant is selected: comparisons and selections are the slowest part of the usual form.
     """
     _check_colour(images, shift)
     red, green, blue = images.unbind(1)
@@ -122,11 +122,11 @@ def _adjust_in_turn(images: Tensor, parameters: Sequence[Tensor], order: Sequenc
 
 
 def _adjust_together(images: Tensor, parameters: Sequence[Tensor], order: Tensor) -> Tensor:
-    """Each sample in its own order, without evaluating each operation for everybody at each of the four positions.
+    """Each sample in its own order, without evaluating every operation for all samples at each of the four positions.
 
     Brightness, contrast and saturation are one blend with three references, so one blend per position serves all
-    samples; and hue, the costly one, is evaluated once for all samples together, between the blends which precede it
-    (positions 0 to 2) and those which follow it (1 to 3).
+    samples; and hue, the costly one, is evaluated once for all samples together, between the blends that precede it
+    (positions 0 to 2) and those that follow it (1 to 3).
     """
     brightness, contrast, saturation, hue = parameters
     factors = torch.stack([brightness, contrast, saturation, torch.ones_like(hue)], dim=1).gather(1, order)
@@ -163,8 +163,8 @@ def gaussian_blur(images: Tensor, sigma: Tensor, apply: Tensor, kernel_size: int
 
     By default the kernel is a tenth of the images (`blur_kernel`).
 
-    A convolution with one kernel per sample would need N x C groups, which is slow everywhere; batched products, each
-    of which makes a block of pixels, are not.
+    A convolution with one kernel per sample would need N x C groups, which is slow everywhere; batched matrix products,
+    one per block of pixels, are not.
     """
     _check(images, sigma, apply)
     rows, columns = images.shape[2:]
@@ -195,24 +195,24 @@ def _convolved_and_transposed(images: Tensor, shifted: Tensor) -> Tensor:
 
 
 def _shifted(kernel: Tensor, count: int) -> Tensor:
-    """Matrices (N, count, count + K - 1): in each row the kernel (N, K), one place further than in the row above."""
+    """Matrices (N, count, count + K - 1): each row has the kernel (N, K), shifted by one from the row above."""
     width = kernel.shape[1] + count - 1
-    rows = F.pad(kernel, (0, count)).unsqueeze(1).expand(-1, count, -1).flatten(1)  # as long as a row, and one more
+    rows = F.pad(kernel, (0, count)).unsqueeze(1).expand(-1, count, -1).flatten(1)  # one longer than a row
     return torch.unflatten(rows[:, : count * width], 1, (count, width))
 
 
 def solarise(images: Tensor, apply: Tensor, threshold: float = 0.5) -> Tensor:
     """Invert the pixels at or above ``threshold`` where ``apply``."""
     _check(images, apply)
-    # A blend by zeros and ones: to choose by a condition that changes from pixel to pixel costs a CPU nine times that.
+    # A blend by zeros and ones: torch.where with a per-pixel condition takes a CPU nine times as long.
     return _where(apply, lambda: images.lerp(1 - images, images.clone().ge_(threshold)), images)
 
 
 def normalise(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> Tensor:
-    """Subtract ``mean`` and divide by ``std``, one value per channel (plain numbers: nothing to copy to a device)."""
+    """Subtract ``mean`` and divide by ``std``, one value per channel (Python numbers: no copy to a device)."""
     _check(images)
     if not images.shape[1] == len(mean) == len(std):
-        raise ValueError(f"expected {images.shape[1]} means and deviations, got {len(mean)} and {len(std)}")
+        raise ValueError(f"expected {images.shape[1]} means and standard deviations, got {len(mean)} and {len(std)}")
     normalised = torch.empty_like(images)
     for channel, (m, s) in enumerate(zip(mean, std, strict=True)):
         torch.sub(images[:, channel], m, out=normalised[:, channel]).div_(s)
@@ -220,12 +220,12 @@ def normalise(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[floa
 
 
 def _blend(images: Tensor, reference: Tensor, factor: Tensor, out: Tensor | None = None) -> Tensor:
-    """Clip factor * images + (1 - factor) * reference; exactly the images where the factor is one."""
+    """factor * images + (1 - factor) * reference, clipped; exactly the images where the factor is one."""
     return torch.lerp(reference, images, _per_image(factor.to(images.dtype)), out=out).clamp_(0, 1)
 
 
 def _grey(images: Tensor) -> Tensor:
-    """Luma (N, 1, H, W), summed elementwise so that no reduced-precision product can touch it."""
+    """Luma (N, 1, H, W), summed elementwise so that reduced-precision matrix products do not affect it."""
     red, green, blue = images.unbind(1)
     return (red * LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2]).unsqueeze_(1)
 
@@ -240,7 +240,7 @@ def _per_image(parameter: Tensor, ndim: int = 4) -> Tensor:
 
 
 def _where(apply: Tensor, changed: Callable[[], Tensor], images: Tensor) -> Tensor:
-    """What is ``changed`` where ``apply``, the images elsewhere."""
+    """``changed`` where ``apply``, the images elsewhere."""
     if _values_at_hand(apply):
         values = apply.tolist()
         if not any(values):
@@ -251,7 +251,7 @@ def _where(apply: Tensor, changed: Callable[[], Tensor], images: Tensor) -> Tens
 
 
 def _values_at_hand(parameter: Tensor) -> bool:
-    """On a CPU a value can be read without waiting for anything."""
+    """On a CPU a value can be read without synchronisation."""
     return parameter.device.type == "cpu"
 
 

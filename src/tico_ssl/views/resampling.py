@@ -1,7 +1,7 @@
-"""Crops, resized: PIL's antialiased bicubic for a batch of boxes.
+"""Resized crops: PIL's antialiased bicubic for a batch of boxes.
 
-On a GPU, and for small images, two batched matrix products without a look at the boxes' values. On a CPU, where values
-are at hand, larger eight-bit images go one by one through torch's kernel for the same filter: 0.35 milliseconds for 256
+On a GPU, and for small images, two batched matrix products without reading the boxes' values. On a CPU, where values
+can be read, larger eight-bit images go one by one through torch's kernel for the same filter: 0.35 milliseconds for 256
 pixels to 224 on one thread, against 4.2.
 """
 
@@ -23,7 +23,7 @@ def resized_crop(
     flip: Tensor,
     size: int,
 ) -> Tensor:
-    """Cut one box from each image, resize it to ``size`` x ``size`` (antialiased bicubic), mirror it where ``flip``.
+    """Cut one box from each image, resize it to ``size`` x ``size`` (antialiased bicubic), flip it where ``flip``.
 
     ``images`` is a batch (N, C, H, W), or a sequence of (C, H, W) images of different sizes; integer images are divided
     by 255. Boxes are integer-valued and lie inside their image. The result is float32 (N, C, size, size) in [0, 1].
@@ -69,23 +69,23 @@ def _resample(images: Tensor, parameters: Sequence[Tensor], size: int) -> Tensor
 
     As in PIL the horizontal product comes first and is clipped, which cuts off the cubic's overshoot between the two
     (Pillow 13 swaps them for boxes shrunk mostly in height). The other order costs as much on square images and more on
-    landscape ones (C.H.S.(W + S) against C.W.S.(H + S) multiplications), so there is nothing to gain from it.
+    landscape ones (C.H.S.(W + S) against C.W.S.(H + S) multiplications).
     """
     top, left, height, width, flip = parameters
     n, channels, rows, columns = images.shape
     pixels = images.to(torch.float32) if images.is_floating_point() else images / 255
     horizontal = _cubic_weights(left, width, columns, size, flip)
     vertical = _cubic_weights(top, height, rows, size, torch.zeros_like(flip))
-    # One product per sample over all rows of all channels.
+    # One matrix product per sample over all rows of all channels.
     squeezed = torch.bmm(pixels.reshape(n, channels * rows, columns), horizontal.transpose(1, 2)).clamp_(0, 1)
     return (vertical.unsqueeze(1) @ squeezed.view(n, channels, rows, size)).clamp_(0, 1)
 
 
 def _cubic_weights(start: Tensor, extent: Tensor, length: int, size: int, reverse: Tensor) -> Tensor:
-    """Weights (N, size, length) which resample ``extent`` pixels from ``start`` of a ``length``-pixel axis to ``size``.
+    """Weights (N, size, length) that resample ``extent`` pixels from ``start`` of a ``length``-pixel axis to ``size``.
 
     As in PIL: Keys' cubic (a = -1/2), stretched when shrinking, renormalised over the pixels inside the box. Reversed
-    rows mirror the result at no cost.
+    rows flip the result at no cost.
     """
     start, extent, mirrored = (p.to(torch.float32).view(-1, 1, 1) for p in (start, extent, reverse))
     scale = extent / size

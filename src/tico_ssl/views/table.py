@@ -1,8 +1,8 @@
-"""The operations of a view in one table: what each draws, what its numbers become, and what it does to images.
+"""The operations of a view in one table: their random numbers, the decisions made from these, and their operators.
 
-Random streams, decisions, the way of an image through the operators and the columns that the Triton kernels read all
-follow from the table. An operation draws uniform numbers for every image from a random stream that bears its name, and
-says what each becomes under a policy: an operation that is added changes no number of the others.
+Random streams, decisions, the sequence of operators and the columns that the Triton kernels read all follow from the
+table. An operation draws uniform numbers per image from a random stream of its name, and declares what each becomes
+under a policy. Adding an operation does not change the numbers of the others.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,37 +15,37 @@ from torch import Tensor
 from tico_ssl.config.views import ViewPolicy
 from tico_ssl.views import operations
 
-Rule = tuple[float, float, float]  # of a uniform number u: low + u * span, and one more where u < probability
+Rule = tuple[float, float, float]  # for a uniform number u: low + u * span, plus one where u < probability
 
 
 @dataclass(frozen=True)
 class Chance:
-    """One (yes) with the probability that a field of the policy gives, else zero."""
+    """1 (yes) with the probability in a field of the policy, else 0."""
 
     field: str
     width: ClassVar[int] = 1
 
     def rule(self, policy: ViewPolicy) -> Rule:
-        """Nothing, and one more with this probability."""
+        """0, plus 1 with this probability."""
         return 0.0, 0.0, getattr(policy, self.field)
 
 
 @dataclass(frozen=True)
 class Between:
-    """A value from a uniform distribution, whose bounds follow from the policy."""
+    """A uniformly distributed value, with bounds from the policy."""
 
     bounds: Callable[[ViewPolicy], tuple[float, float]]
     width: ClassVar[int] = 1
 
     def rule(self, policy: ViewPolicy) -> Rule:
-        """From the lower bound up."""
+        """From the lower bound, with the span up to the upper one."""
         low, high = self.bounds(policy)
         return low, high - low, 0.0
 
 
 @dataclass(frozen=True)
 class Order:
-    """A random permutation of 0, 1, ..., width - 1, from as many uniform numbers."""
+    """A random permutation of 0, 1, ..., width - 1, from `width` uniform numbers."""
 
     width: int
 
@@ -55,23 +55,23 @@ class Order:
 
 
 Column = Chance | Between | Order
-UNIFORM = Between(lambda policy: (0.0, 1.0))  # stays as drawn, for what is decided from several numbers together
+UNIFORM = Between(lambda policy: (0.0, 1.0))  # kept as drawn, for decisions from several numbers together
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Uniform numbers for every image, from the random stream of a name, and what each becomes."""
+    """Uniform numbers per image from a named random stream, and what each becomes."""
 
     name: str
     columns: Mapping[str, Column]
 
     @property
     def width(self) -> int:
-        """How many numbers."""
+        """Number of columns."""
         return sum(column.width for column in self.columns.values())
 
     def at_work(self, policy: ViewPolicy) -> bool:
-        """Whether it can say yes to any image under a policy."""
+        """Whether it can apply to any image under a policy."""
         return all(getattr(policy, column.field) > 0 for column in self.columns.values() if isinstance(column, Chance))
 
 
@@ -79,8 +79,8 @@ class Draw:
 class Operation(Draw):
     """One operation of the table.
 
-    Its operator is called with images (N, C, H, W) in [0, 1] and, by their names, what the columns became: (N,) each,
-    (N, width) for an order. It returns new images, unchanged where the chance said no.
+    Its operator is called with images (N, C, H, W) in [0, 1] and, as keyword arguments, the decided columns: (N,) each,
+    (N, width) for an order. It returns new images, unchanged where it does not apply.
     """
 
     operator: Callable[..., Tensor]
@@ -88,11 +88,11 @@ class Operation(Draw):
 
 
 def _factor(strength: str) -> Between:
-    """Within one plus or minus the strength in a field of the policy, never negative."""
+    """Within 1 ± the strength in a field of the policy, never negative."""
     return Between(lambda policy: (max(0.0, 1 - getattr(policy, strength)), 1 + getattr(policy, strength)))
 
 
-# Where a view lies in its image. `geometry` makes a box of the numbers of a crop, and a piece of those of a jigsaw.
+# Position of a view in its image. `geometry` turns the numbers of a crop into a box, and of a jigsaw into a piece.
 CROP = Draw("crop", dict.fromkeys(("top", "left", "height", "width"), UNIFORM))
 FLIP = Draw("flip", {"apply": Chance("flip")})
 JIGSAW = Draw("jigsaw", dict.fromkeys(("top", "left", "rank"), UNIFORM))
@@ -116,25 +116,25 @@ BLUR = Operation(
 )
 SOLARISE = Operation("solarise", {"apply": Chance("solarise")}, operations.solarise)
 
-OPERATIONS = (JITTER, GREYSCALE, BLUR, SOLARISE)  # of every view, and of every piece of a jigsaw, in this order
+OPERATIONS = (JITTER, GREYSCALE, BLUR, SOLARISE)  # for every view and every jigsaw piece, in this order
 
 
 def at_work(policy: ViewPolicy, channels: int, table: Sequence[Operation] = OPERATIONS) -> list[Operation]:
-    """What happens under a policy to images of so many channels, in its order."""
+    """The active operations of a policy for images with this number of channels, in order."""
     without = left_out(policy, channels, table)
     chosen = [operation for operation in table if operation.at_work(policy) and operation.name not in without]
     return sorted(chosen, key=lambda operation: operation is not GREYSCALE) if policy.greyscale_first else chosen
 
 
 def left_out(policy: ViewPolicy, channels: int, table: Sequence[Operation] = OPERATIONS) -> list[str]:
-    """The operations of a policy that images with so many channels do not get, since they have no colours."""
+    """The operations of a policy that are skipped for this number of channels, since they need colours."""
     if channels == operations.COLOURS:
         return []
     return [operation.name for operation in table if operation.needs_colours and operation.at_work(policy)]
 
 
 class Layout:
-    """Draws side by side: the columns of uniform numbers, of rules and of decisions alike."""
+    """Concatenated draws: the common column layout of uniform numbers, rules and decisions."""
 
     def __init__(self, draws: Sequence[Draw]) -> None:
         self.draws = tuple(draws)
@@ -152,16 +152,16 @@ class Layout:
                     self._orders.append(slice(starts[name], self.width))
 
     def place(self, draw: Draw, column: str) -> int:
-        """Where a column is, or the first of an order."""
+        """Index of a column, or of the first column of an order."""
         return self._starts[draw.name][column]
 
     def columns(self, *draws: Draw) -> slice:
-        """Those of one draw, or of several that lie side by side."""
+        """The columns of one draw, or of several adjacent ones."""
         start = min(self._starts[draws[0].name].values())
         return slice(start, start + sum(draw.width for draw in draws))
 
     def named(self, decisions: Tensor, draw: Draw) -> dict[str, Tensor]:
-        """The columns of a draw by their names, of decisions (N, width)."""
+        """The columns of a draw in decisions (N, width), by name."""
         starts = self._starts[draw.name]
         return {
             name: decisions[:, starts[name] : starts[name] + column.width]
@@ -171,7 +171,7 @@ class Layout:
         }
 
     def rules(self, policies: Sequence[ViewPolicy]) -> Tensor:
-        """What the columns become under each policy: lows, spans and probabilities, (3, policies, width)."""
+        """Rules of the columns under each policy: lows, spans and probabilities, (3, policies, width)."""
         columns = [column for draw in self.draws for column in draw.columns.values() for _ in range(column.width)]
         rules = [[column.rule(policy) for column in columns] for policy in policies]
         return torch.tensor(rules).permute(2, 0, 1).contiguous()
