@@ -161,7 +161,7 @@ def test_what_cannot_be_measured_says_why(report, monkeypatch):
 
     costs, left_out = methods.time_methods(pretended(load_recipe("demo")), 0.0)
     assert len(costs) == 10
-    assert left_out["byol, 2 views"] == "does not fit the memory of this GPU"
+    assert left_out["byol, 2 views"] == "does not fit in GPU memory"
     assert "not a multiple" in left_out["moco, 2 views"]
 
 
