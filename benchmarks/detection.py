@@ -3,9 +3,9 @@
     python benchmarks/detection.py [--images 16] [--side 320] [--steps 20] [--out FILE]
 
 Both have a ResNet-18 with a feature pyramid and BatchNorm in it, the same heads, 81 classes, 1,000 proposals and 512
-regions an image, and get the same images with as many boxes and masks. A step is forward, losses, backward and SGD.
-torchvision goes through the batch image by image; the package has whole-batch targets, sampling, suppression and masks.
-`operators` counts the calls of torch operators in a step, `waits` (on a GPU) those in which the host waits for a value.
+regions per image, and get the same images, boxes and masks. A step is forward, losses, backward and SGD.
+torchvision loops over the images; the package batches targets, sampling, suppression and masks.
+`operators` counts the calls of torch operators in a step, `waits` (on a GPU) those that synchronise with the host.
 """
 
 import argparse
@@ -31,8 +31,8 @@ from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.results.run_folder import environment
 from tico_ssl.runtime.device import autocast, choose_device, resolve_precision
 
-CLASSES, OBJECTS = 80, 7  # COCO's, and its mean number an image
-WAITS = ("aten._local_scalar_dense", "aten.nonzero", "aten.item")  # what hands a value to the host
+CLASSES, OBJECTS = 80, 7  # COCO's number of classes, and its mean number of objects per image
+WAITS = ("aten._local_scalar_dense", "aten.nonzero", "aten.item")  # operators that synchronise with the host
 
 Losses = Callable[[], dict[str, Tensor]]
 
@@ -59,7 +59,7 @@ def pictures(images: int, side: int) -> Batch:
 
 
 def own(batch: Batch, device: torch.device) -> tuple[nn.Module, Losses]:
-    """The package's detector with its paper's settings."""
+    """The package's detector with the paper's settings."""
     backbone = build_backbone(BackboneConfig(name="torchvision/resnet18", stem="standard"), 224)
     detector = build_detector(backbone, CLASSES, Settings(), masks=True).to(device).train()
     if device.type == "cuda":
@@ -68,7 +68,7 @@ def own(batch: Batch, device: torch.device) -> tuple[nn.Module, Losses]:
 
 
 def of_torchvision(batch: Batch, device: torch.device) -> tuple[nn.Module, Losses]:
-    """torchvision's, put together from the same backbone and numbers."""
+    """torchvision's detector with the same backbone and sizes."""
     network = build_backbone(BackboneConfig(name="torchvision/resnet18", stem="standard"), 224).network
     names = {stage: str(level) for level, stage in enumerate(STAGES)}
     body = BackboneWithFPN(network, names, [64, 128, 256, 512], 256, norm_layer=nn.BatchNorm2d)
@@ -97,7 +97,7 @@ def of_torchvision(batch: Batch, device: torch.device) -> tuple[nn.Module, Losse
 
 
 class Counting(TorchDispatchMode):
-    """Counts operators, and those among them that make the host wait."""
+    """Counts operators, and those that synchronise with the host."""
 
     operators = waits = 0
 
@@ -110,7 +110,7 @@ class Counting(TorchDispatchMode):
 def measure(
     name: str, model: nn.Module, losses: Losses, images: int, steps: int, device: torch.device
 ) -> dict[str, Any]:
-    """The median time of a step, and what it consists of."""
+    """The median time of a step, and its operators."""
     precision = resolve_precision("auto", device)
     fast: Any = {"fused": True} if device.type == "cuda" else {"foreach": True}
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, **fast)

@@ -1,10 +1,10 @@
-"""How long one waits for the first step: a new process, from its start until a step is done, and until it is recorded.
+"""Time to the first step: from the start of a new process until a step is done, and until it is captured.
 
     python benchmarks/first_step.py [RECIPE] [KEY=VALUE ...] [--out FILE]
 
-Once with an empty cache of compiled kernels, then twice with the one that the first process left. The process imports
-the package, builds networks and views, puts random images in place and steps; on a GPU it also chooses convolution
-algorithms, and the fourth step is recorded as a graph.
+Once with an empty cache of compiled kernels, then twice with the cache of the first process. The process imports
+the package, builds networks and views, loads random images and steps; on a GPU it also chooses convolution
+algorithms, and the fourth step is captured as a CUDA graph.
 """
 
 import argparse
@@ -44,7 +44,7 @@ print(json.dumps(marks | {"recorded": time.time(), "execution": step.execution})
 
 
 def measured(arguments: list[str], cache: str) -> dict[str, Any]:
-    """Seconds from the start of a process to its marks."""
+    """Seconds from the start of a process to each mark."""
     folders = {"TRITON_CACHE_DIR": f"{cache}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor"}
     begin = time.time()
     child = [sys.executable, "-c", CHILD, *arguments]

@@ -1,6 +1,6 @@
-"""What the fused blocks of a ResNet (BatchNorm, sum and ReLU in one operation, and the stem) save of a captured step.
+"""Time that fused ResNet blocks (BatchNorm, sum and ReLU in one operation, and the stem) save per captured step.
 
-They are compared with torch's own modules. Both forms have channels-last memory, and views are included.
+They are compared with torch's own modules. Both forms are channels-last, and views are included.
 
     python benchmarks/fused.py [KEY=VALUE ...] [--recipes cifar10/tico ...] [--seconds 4]
 """

@@ -1,9 +1,9 @@
-"""A folder of a million files: how long it takes to open, and what the list of them costs in memory.
+"""A folder of a million files: time to open it, and memory of the file list.
 
     python benchmarks/indexing.py [--files 1000000] [--out FILE]
 
-The files are empty and lie in a temporary folder (--folder says where) until the end. They were just made, so the
-operating system has the folders in memory: a first look at a slow disk takes longer.
+The files are empty, in a temporary folder (inside --folder). They are new, so the operating system has the folders in
+its cache: a first scan of a slow disk takes longer.
 """
 
 import argparse
@@ -25,7 +25,7 @@ FOLDERS, LOOKUPS = 1_000, 100_000
 
 
 def make_files(root: Path, count: int) -> None:
-    """Empty files in many folders, under one, so that the folders are no classes."""
+    """Empty files in many nested folders, so that the folders are not classes."""
     folders = [root / "part" / f"{number:04d}" for number in range(min(FOLDERS, count))]
     for folder in folders:
         folder.mkdir(parents=True)
@@ -34,13 +34,13 @@ def make_files(root: Path, count: int) -> None:
 
 
 def memory(*kinds: str) -> int:
-    """Bytes of this process, summed over kinds of memory that Linux tells apart."""
+    """Bytes of this process, summed over Linux's kinds of memory."""
     text = Path("/proc/self/smaps_rollup").read_text()
     return 1024 * sum(int(kilobytes) for kind, kilobytes in re.findall(r"(\w+): +(\d+) kB", text) if kind in kinds)
 
 
 def look_up(source: Source, answer: Connection) -> None:
-    """What a worker's own memory grows by while it asks for the names of random places."""
+    """Growth of a worker's private memory while it looks up the names of random indices."""
     before = memory("Private_Clean", "Private_Dirty")
     places = random.Random(0)
     for _ in range(LOOKUPS):
@@ -61,7 +61,7 @@ def growth_of_a_worker(source: Source) -> int:
 
 
 def measure(root: Path) -> dict[str, float]:
-    """Open a folder; how long it took, and what stays."""
+    """Open a folder: time and memory."""
     gc.collect()
     before, start = memory("Rss"), time.perf_counter()
     source = open_folder(root, "train")
@@ -81,7 +81,7 @@ def main() -> None:
     """Print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=1_000_000)
-    parser.add_argument("--folder", type=Path, help="where the files are made, by default where the system has it")
+    parser.add_argument("--folder", type=Path, help="temporary files go here, by default to the system's folder")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as root:

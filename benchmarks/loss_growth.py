@@ -1,10 +1,10 @@
-"""What the loss costs as embeddings grow wider and batches larger: TiCo, an explicit memory bank, SimCLR's matrix.
+"""Cost of the loss over embedding width and batch size: TiCo, an explicit memory bank, SimCLR's matrix.
 
     python benchmarks/loss_growth.py [--out FILE] [--plots FOLDER]
 
-Milliseconds of forward and backward and the memory they take beside the embeddings, for n = 256 to 4,096 embeddings of
-d = 256 numbers and for d = 256 to 8,192 at n = 512. TiCo keeps a covariance of d x d; the bank holds 65,536 embeddings
-and its squared similarities are summed, which is what the covariance stands for; SimCLR compares 2n with 2n.
+Milliseconds of forward and backward and their memory besides the embeddings, for n = 256 to 4,096 embeddings of width
+d = 256, and for d = 256 to 8,192 at n = 512. TiCo keeps a covariance of d x d; the bank holds 65,536 embeddings
+and its squared similarities are summed, which the covariance replaces; SimCLR compares 2n with 2n.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def simclr(d: int, device: torch.device) -> Loss:
 
 
 def cost(make: Callable[[int, torch.device], Loss], n: int, d: int, device: torch.device) -> dict[str, float]:
-    """Of one forward and backward pass."""
+    """Cost of one forward and backward pass."""
     loss = make(d, device)
     online, target = (torch.randn(n, d, device=device, requires_grad=True) for _ in range(2))
 

@@ -1,6 +1,6 @@
-"""What it saves of a captured step that target and online network run side by side, on two CUDA streams.
+"""Time that a captured step saves by running target and online network on two CUDA streams.
 
-Every method with a target, in its recipe for CIFAR-10, views included.
+Every method with a target network, with its CIFAR-10 recipe, views included.
 
     python benchmarks/overlap.py [KEY=VALUE ...] [--recipes cifar10/tico ...] [--seconds 4]
 """

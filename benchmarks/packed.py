@@ -1,11 +1,10 @@
-"""The packed file against what numpy has: the same squares as .tico and as .npy, read at random.
+"""The packed file against numpy's: the same images as .tico and as .npy, random access.
 
     python benchmarks/packed.py [--images 4096] [--folder FOLDER] [--out FILE]
 
-Batches of 256 images are read in a random order, each image once a pass, from a memory-mapped file into memory that the
-process owns, by one thread. Both files have just been written, so they lie in the operating system's memory: the first
-pass maps their pages, the later ones find them mapped. What a cold disk gives is the disk's affair, and the same for
-both.
+Batches of 256 images are read in random order, each image once per pass, from a memory-mapped file into the process's
+memory, by one thread. Both files have just been written, so they are in the page cache: the first pass maps their
+pages, later ones find them mapped. A cold disk limits both alike.
 """
 
 import argparse
@@ -34,12 +33,12 @@ Take = Callable[[Tensor], Tensor]
 
 
 def open_tico(path: Path) -> Take:
-    """Squares and labels, with the checksums of everything but the pixels compared."""
+    """Images and labels; all checksums but those of the pixels are verified."""
     return open_packed(path).take
 
 
 def open_npy(path: Path) -> Take:
-    """The same by numpy, as a tensor over the mapped file; labels lie in a file beside it."""
+    """The same by numpy, as a tensor over the mapped file; labels are in a second file."""
     images = torch.from_numpy(np.load(path, mmap_mode="c"))
     torch.from_numpy(np.load(path.with_suffix(".labels.npy")))
     return images.__getitem__
@@ -58,14 +57,14 @@ def write(folder: Path, count: int, size: int) -> tuple[Path, Path]:
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
-    """How long something takes."""
+    """Wall-clock time of a call."""
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin
 
 
 def one_pass(take: Take, order: Tensor) -> float:
-    """Images a second."""
+    """Images per second."""
 
     def read() -> None:
         for places in order.split(BATCH):
@@ -75,7 +74,7 @@ def one_pass(take: Take, order: Tensor) -> float:
 
 
 def compare(folder: Path, count: int, size: int) -> list[dict[str, Any]]:
-    """A line for each form. Passes alternate, so that what else the machine does meets both."""
+    """One line per format. Passes alternate, so that other load on the machine affects both."""
     files = dict(zip(("tico", "npy"), write(folder, count, size)))
     openers: dict[str, Callable[[Path], Take]] = {"tico": open_tico, "npy": open_npy}
     order = torch.randperm(count, generator=torch.Generator().manual_seed(1))
@@ -86,7 +85,7 @@ def compare(folder: Path, count: int, size: int) -> list[dict[str, Any]]:
         for form, path in files.items()
     }
     passes: dict[str, list[float]] = {form: [] for form in files}
-    takes = {form: openers[form](path) for form, path in files.items()}  # anew: the first pass maps the pages
+    takes = {form: openers[form](path) for form, path in files.items()}  # opened again: the first pass maps the pages
     for _ in range(1 + ROUNDS):
         for form, take in takes.items():
             passes[form].append(one_pass(take, order))
@@ -114,7 +113,7 @@ def main() -> None:
     """Print one JSON line for each size and form."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=4096)
-    parser.add_argument("--folder", type=Path, help="where the files are made, by default where the system has it")
+    parser.add_argument("--folder", type=Path, help="temporary files go here, by default to the system's folder")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)

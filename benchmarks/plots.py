@@ -11,8 +11,8 @@ from tico_ssl.report.static import STYLE
 
 
 def line_chart(path: Path, title: str, x_name: str, y_name: str, lines: dict[str, list[tuple[float, float]]]) -> None:
-    """Write one line for each name, with its points; every x that was measured is named on the axis."""
-    with matplotlib.rc_context(STYLE | {"svg.fonttype": "none"}):  # text stays text
+    """Write a chart with one line per name; every measured x has a tick."""
+    with matplotlib.rc_context(STYLE | {"svg.fonttype": "none"}):  # text as text, not as paths
         figure = Figure(figsize=(7.2, 4.2), layout="constrained")
         axes = figure.add_subplot(xlabel=x_name, ylabel=y_name, xscale="log", yscale="log")
         axes.set_title(title, loc="left")

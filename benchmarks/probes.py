@@ -1,9 +1,9 @@
-"""How long an evaluation takes once features are there: kNN and the linear probe at the size of CIFAR-10.
+"""Time of evaluations on extracted features: kNN and the linear probe at the size of CIFAR-10.
 
     python benchmarks/probes.py [--out FILE]
 
-50,000 training and 10,000 test features of 512 numbers, drawn around one centre for each of 10 or 100 classes; the
-protocols with their default settings.
+50,000 training and 10,000 test features of width 512, drawn around one centre per class (10 or 100); protocols have
+their default settings.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from tico_ssl.results.run_folder import environment
 from tico_ssl.runtime.device import choose_device, tune_process
 
 TRAIN, TEST, WIDTH = 50_000, 10_000, 512
-SPREAD = 6.0  # of features around their centres, so that classes overlap
+SPREAD = 6.0  # standard deviation around the centres, so that classes overlap
 
 
 def drawn(classes: int) -> Features:

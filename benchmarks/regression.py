@@ -2,9 +2,9 @@
 
     python benchmarks/regression.py [--out FILE] [--classes 10 100]
 
-50,000 features of 512 numbers as in probes.py, standardised, with the four weight decays of the linear probe. Every
+50,000 features of width 512 as in probes.py, standardised, with the four weight decays of the linear probe. Every
 solver gets at most 100 iterations and the same objective: mean cross entropy + decay / 2 |W|^2, no decay on the bias.
-`excess` is how far the objective that it ends with lies above the lowest of the three, the worst of the four decays.
+`excess` is the final objective above the lowest of the three solvers, for the worst of the four weight decays.
 """
 
 import argparse
@@ -33,12 +33,12 @@ Solver = Callable[[Tensor, Tensor, int], list[Weights]]
 
 
 def own(features: Tensor, labels: Tensor, classes: int) -> list[Weights]:
-    """All decays by one call, as the linear probe makes it."""
+    """All weight decays in one call, as in the linear probe."""
     return [(linear.weight, linear.bias) for linear in fit_linears(features, labels, DECAYS, ITERATIONS, classes)]
 
 
 def of_torch(features: Tensor, labels: Tensor, classes: int) -> list[Weights]:
-    """torch.optim.LBFGS with its Wolfe search and as long a memory, one decay after the other."""
+    """torch.optim.LBFGS with strong Wolfe line search and the same history size, one weight decay after the other."""
     return [_by_torch(features, labels, classes, decay) for decay in DECAYS]
 
 
@@ -59,7 +59,7 @@ def _by_torch(features: Tensor, labels: Tensor, classes: int, decay: float) -> W
 
 
 def of_scikit_learn(features: Tensor, labels: Tensor, classes: int) -> list[Weights]:
-    """LogisticRegression, whose solver is SciPy's L-BFGS. On the CPU alone."""
+    """LogisticRegression, whose solver is SciPy's L-BFGS. CPU only."""
     import warnings
 
     from sklearn.exceptions import ConvergenceWarning
@@ -69,21 +69,21 @@ def of_scikit_learn(features: Tensor, labels: Tensor, classes: int) -> list[Weig
     for decay in DECAYS:
         model = LogisticRegression(C=1 / (len(features) * decay), max_iter=ITERATIONS)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # all solvers get as many iterations
+            warnings.simplefilter("ignore", ConvergenceWarning)  # all solvers have the same iteration limit
             model.fit(features.numpy(), labels.numpy())
         found.append((torch.tensor(model.coef_).float(), torch.tensor(model.intercept_).float()))
     return found
 
 
 def objective(features: Tensor, labels: Tensor, weights: Weights, decay: float) -> float:
-    """In float64."""
+    """The objective in float64."""
     weight, bias = (part.double() for part in weights)
     loss = F.cross_entropy(features.double() @ weight.T + bias, labels) + decay / 2 * weight.square().sum()
     return float(loss)
 
 
 def compare(classes: int, device: torch.device) -> list[dict[str, Any]]:
-    """Seconds and objective of every solver that runs on this device."""
+    """Seconds and objective of every solver that supports this device."""
     given = drawn(classes)
     train_labels, _ = given.labels("regression")
     features, labels = given.train.to(device), train_labels.to(device)
@@ -94,7 +94,7 @@ def compare(classes: int, device: torch.device) -> list[dict[str, Any]]:
     seconds, values = {}, {}
     for name, solve in solvers.items():
         if device.type == "cuda":
-            solve(features, labels, classes)  # libraries start up
+            solve(features, labels, classes)  # warm-up
             torch.cuda.synchronize()
         begin = time.perf_counter()
         weights = solve(features, labels, classes)

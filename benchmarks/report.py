@@ -1,8 +1,8 @@
-"""Seconds that a report takes, part by part, in processor time, so that a busy machine gives the same answer.
+"""CPU seconds of the parts of a report; CPU time does not depend on other load on the machine.
 
     OMP_NUM_THREADS=1 python benchmarks/report.py RUN >> benchmarks/logs/report.jsonl
 
-RUN should have 10,000 images in its two splits, and no folder `features`, whose content would be used again.
+RUN should have 10,000 images in its two splits, and no folder `features`, a cache that would be used.
 """
 
 import functools
@@ -18,7 +18,7 @@ from tico_ssl.features.cache import FeatureCache
 from tico_ssl.report import image_sections, static
 from tico_ssl.results.run_folder import environment
 
-seconds: dict[str, float] = {"imports": time.process_time()}  # it counts from the start of the process
+seconds: dict[str, float] = {"imports": time.process_time()}  # since the start of the process
 
 
 def timed(owner: Any, name: str, part: str) -> None:

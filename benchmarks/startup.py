@@ -1,10 +1,10 @@
-"""How long a command takes that has little to do, and which large libraries it imports.
+"""Start-up time of light commands, and the large libraries that they import.
 
     python benchmarks/startup.py [--source DIR] [--label TEXT] [--times 7] [--out FILE]
 
-Every command is a new process. Its seconds are those on the clock, and those of a processor, which other work on the
-machine does not stretch; the median of several goes into the table. `--source` is a `src` folder to measure instead of
-the installed package, such as that of another version.
+Every command is a new process. Reported are wall-clock seconds and CPU seconds, which do not depend on other load on
+the machine; medians over several processes. `--source` is a `src` folder to measure instead of the installed package,
+such as that of another version.
 """
 
 import argparse
@@ -56,7 +56,7 @@ else:
 
 
 class Place:
-    """A folder to work in, with a small run in it, and the environment that the package comes from."""
+    """A working folder with a small run in it, and the environment that selects the package."""
 
     def __init__(self, folder: Path, source: Path | None) -> None:
         self.folder = folder
@@ -66,7 +66,7 @@ class Place:
         self.python("-m", "tico_ssl", "pretrain", "demo", *TINY.split(), "--out", "run", expected=(0,))
 
     def python(self, *arguments: str, expected: tuple[int, ...] = (0, 2)) -> None:
-        """Run Python; a refused command ends with 2."""
+        """Run Python; a user error has exit code 2."""
         done = subprocess.run(
             [sys.executable, *arguments], cwd=self.folder, env=self.environment, capture_output=True, text=True
         )
@@ -74,7 +74,7 @@ class Place:
             raise SystemExit(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stderr}")
 
     def timed(self, arguments: list[str]) -> tuple[float, float]:
-        """Seconds on the clock and of a processor."""
+        """Wall-clock and CPU seconds."""
         before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         self.python(*arguments)
         seconds, after = time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -89,7 +89,7 @@ class Place:
 
 
 def measure(place: Place, name: str, times: int) -> dict[str, Any]:
-    """One command; a first time that is not counted fills the caches of the operating system."""
+    """One command, after a warm-up that fills the caches of the operating system."""
     arguments = COMMANDS[name]
     libraries = place.imported(arguments)
     measured = [place.timed(arguments) for _ in range(times)]
@@ -104,7 +104,7 @@ def measure(place: Place, name: str, times: int) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What the seconds depend on."""
+    """The machine and its software."""
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -119,7 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", type=Path, help="a src folder, instead of the installed package")
     parser.add_argument("--label", default="", help="what is measured, for the log")
-    parser.add_argument("--times", type=int, default=7, help="processes of each command")
+    parser.add_argument("--times", type=int, default=7, help="processes per command")
     parser.add_argument("--out", type=Path, help="where to write JSON lines")
     arguments = parser.parse_args()
     lines = [{"label": arguments.label, "times": arguments.times, "machine": machine()}]

@@ -1,8 +1,8 @@
-"""How a training step grows with its batch: time and memory of whole steps, views included, eager and as training runs.
+"""Time and memory of a training step over its batch size, views included, in each execution.
 
     python benchmarks/step_growth.py [RECIPE] [KEY=VALUE ...] [--batches 64 128 ...] [--out FILE] [--plots FOLDER]
 
-Random images that lie where training would keep them. A batch that does not fit the memory ends the series.
+Random images, stored where training would store them. A batch that does not fit in memory ends the series.
 """
 
 import argparse
@@ -25,11 +25,11 @@ BATCHES = (64, 128, 256, 512, 1024, 2048, 4096)
 
 
 def main() -> None:
-    """Print one JSON line for each batch size and way of carrying it out."""
+    """Print one JSON line for each batch size and execution."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", nargs="*", default=["cifar10/tico"])
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
-    parser.add_argument("--ways", nargs="+", help="of carrying out a step, by default all that the device has")
+    parser.add_argument("--ways", nargs="+", help="executions of a step, by default all that the device has")
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plots", type=Path)
@@ -43,7 +43,7 @@ def main() -> None:
     lines: list[dict[str, Any]] = []
 
     def keep(line: dict[str, Any]) -> None:
-        """Write at once, so that what was measured outlives a run that is stopped."""
+        """Write at once, so that an interrupted run keeps its measurements."""
         lines.append(line)
         if arguments.out:
             arguments.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def draw(lines: list[dict[str, Any]], name: str, folder: Path) -> None:
-    """Time of a step over its images."""
+    """Time of a step over its batch size."""
     folder.mkdir(parents=True, exist_ok=True)
     traces: dict[str, list[tuple[float, float]]] = {}
     for line in lines:

@@ -1,5 +1,5 @@
-"""Whole training steps of a recipe on random images, built in several forms and timed in turn, step by step: what else
-happens on the machine happens to all forms."""
+"""Whole training steps of a recipe on random images, built in several forms and timed alternately, so that other load
+on the machine affects all forms."""
 
 import argparse
 import gc
@@ -49,8 +49,8 @@ def main(description: str | None, recipes: Mapping[str, Mapping[str, Any]], form
             torch.cuda.empty_cache()
 
 
-def timed(recipe: Recipe[Any], forms: Mapping[str, Form], seconds: float) -> Iterator[dict[str, Any]]:
-    """Median and quartiles of a step in every form, and images per second; or why a form cannot be."""
+def timed(recipe: Recipe, forms: Mapping[str, Form], seconds: float) -> Iterator[dict[str, Any]]:
+    """Median and quartiles of a step in every form, and images per second; or why a form is not possible."""
     device = choose_device()
     precision = resolve_precision(recipe.training.precision, device)
     subject = Subject.of(recipe, device, precision, random_images(recipe))
@@ -79,7 +79,7 @@ def timed(recipe: Recipe[Any], forms: Mapping[str, Form], seconds: float) -> Ite
 
 
 def _warm(subject: Subject, form: Form) -> Step:
-    """A step that has been recorded, where steps are; what cannot be recorded would be timed as something else."""
+    """A step after capture, if it is to be captured; one that cannot be captured would be timed as something else."""
     recipe = subject.by("auto")
     method = build_method(recipe, subject.device, subject.precision, fused=form.fused)
     step = Step(

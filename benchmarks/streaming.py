@@ -1,11 +1,11 @@
-"""JPEG files to training: what worker processes hand over, as a share of what bare loops reach on the same processors.
+"""JPEG loading: throughput of worker processes as a fraction of bare loops on the same processors.
 
     python benchmarks/streaming.py [--workers 2] [--images 1000] [--photos FOLDER] [--out FILE]
 
-The files are 500 x 375 JPEGs (quality 92), made of the photos of a folder, or of drawn textures with noise. Bare loops
-are as many processes as there are workers, each calling the same functions on its share of the files and keeping
-nothing. The stream and the bare loops take turns; the best of several rounds counts. A stream's first pass over the
-files is not counted.
+The files are 500 x 375 JPEGs (quality 92) of the photos of a folder, or of synthetic textures with noise. Bare loops
+have the same number of processes, each calling the same functions on its share of the files and dropping the results.
+The loader and the bare loops alternate; the best of several rounds counts. The loader's first pass over the files is
+a warm-up.
 """
 
 import argparse
@@ -38,7 +38,7 @@ BATCH, ROUNDS, PASSES = 256, 3, 8
 
 
 def pictures(photos: Path | None) -> Iterator[Image.Image]:
-    """Photos over and over, or textures with noise, which are about as costly to decode."""
+    """Photos, repeated, or textures with noise, which cost about as much to decode."""
     files = sorted(path for path in photos.rglob("*.jpg")) if photos else []
     textures = draw_textures(64, HEIGHT, seed=0)[0].permute(0, 2, 3, 1).numpy()
     noise = np.random.default_rng(0)
@@ -60,7 +60,7 @@ def write_files(folder: Path, count: int, photos: Path | None) -> None:
 
 
 def bare(source: Source, prepare: Prepare, parameters: np.ndarray, workers: int) -> float:
-    """Images per second of loops in as many processes, which keep nothing and hand nothing over."""
+    """Images per second of loops in as many processes, which drop their results."""
 
     def loop(places: range) -> None:
         torch.set_num_threads(1)
@@ -80,7 +80,7 @@ def streamed(source: Source, prepare: Prepare, parameters: np.ndarray, workers: 
     order = np.random.default_rng(0).permutation(len(source))[: steps * BATCH].reshape(steps, BATCH)
     tasks = [Task(places, parameters[places]) for places in order] * (PASSES + 1)
     batches = stream.batches(tasks)
-    for _ in zip(range(steps), batches):  # processes start, and memory is touched for the first time
+    for _ in zip(range(steps), batches):  # warm-up: processes start, memory is allocated
         pass
     return _rate(PASSES * steps * BATCH, lambda: sum(1 for _ in batches))
 

@@ -1,8 +1,8 @@
-"""The pictures of docs/theory.md, from the package's own losses and the formulas of tico_ssl.theory.
+"""The figures of docs/theory.md, from the package's own losses and the formulas of tico_ssl.theory.
 
 python benchmarks/theory_plots.py [--out docs/plots]
 
-Nothing is timed and no data are read: the same pictures on every machine, in some ten seconds.
+Nothing is timed and no data are read: the same figures on every machine, in about ten seconds.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from tico_ssl import theory, tico_loss
 
 Line = list[tuple[float, float]]
 DIMENSIONS = 32
-LEARNING_RATE = 0.01  # times n, as the loss is a mean
+LEARNING_RATE = 0.01  # times n, since the loss is a mean
 STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def unit_rows(n: int, d: int) -> Tensor:
-    """Random unit vectors, the same in every call."""
+    """Random unit vectors with a fixed seed."""
     return F.normalize(torch.randn(n, d, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), dim=1)
 
 
@@ -60,7 +60,7 @@ def least_norm(n: int, d: int) -> float:
 
 
 def draw_memory(path: Path) -> None:
-    """How long the memory is after so many steps: as long as training without forgetting, and what beta leaves."""
+    """Length of the memory over steps: without forgetting, and for several values of beta."""
     lines: dict[str, Line] = {"all batches": [(step, step) for step in STEPS]}
     for beta in (0.99, 0.9, 0.5):
         lines[f"beta = {beta}"] = [(step, theory.memory_length(beta, step)) for step in STEPS]
@@ -68,11 +68,11 @@ def draw_memory(path: Path) -> None:
 
 
 def draw_collapse(path: Path) -> None:
-    """The distance from collapse over descent from almost one point: measured, and as the growth rate says."""
+    """Distance from collapse over gradient descent from near one point: measured, and predicted by the growth rate."""
     measured = {f"rho = {rho:g}": distances_from_collapse(rho) for rho in (8.0, 1.0, 0.2)}
     start = measured["rho = 8"][0][1]
     lines: dict[str, Line] = {}
-    for rho in (8.0, 1.0):  # drawn below what is measured, so seen where the two part; at 0.2 they never do
+    for rho in (8.0, 1.0):  # drawn below the measured lines, so visible where they differ; at 0.2 they never do
         factor = 1 + LEARNING_RATE * theory.collapse_growth(rho, beta=0.9)
         predicted = [(step, start * factor ** (step - 1)) for step in STEPS]
         lines[f"predicted, rho = {rho:g}"] = [point for point in predicted if point[1] < 50]
@@ -81,7 +81,7 @@ def draw_collapse(path: Path) -> None:
 
 
 def distances_from_collapse(rho: float, n: int = 64, d: int = DIMENSIONS) -> Line:
-    """Descent on free embeddings; the target stays collapsed, the memory follows as in training."""
+    """Gradient descent on free embeddings; the target stays collapsed, the memory follows as in training."""
     deviation = 1e-5 * unit_rows(n, d)
     collapsed = unit_rows(1, d).expand(n, d)
     z, covariance = F.normalize(collapsed + deviation - deviation.mean(dim=0), dim=1), theory.second_moment(collapsed)
@@ -97,7 +97,7 @@ def distances_from_collapse(rho: float, n: int = 64, d: int = DIMENSIONS) -> Lin
 
 
 def draw_push(path: Path) -> None:
-    """How hard one key of a thousand pushes, by its cosine, the others being orthogonal."""
+    """Repulsion by one key of a thousand over its cosine, the others being orthogonal."""
     cosines, keys = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0), 1000
     lines: dict[str, Line] = {"squared, rho = 8": [], "InfoNCE, tau = 0.2": [], "InfoNCE, tau = 0.07": []}
     for cosine in cosines:

@@ -1,12 +1,12 @@
 """Two BYOL views per image: this package against lightly and torchvision, in one run.
 
     python benchmarks/views.py [--out FILE]                  # one CPU thread; lightly is measured when it is installed
-    python benchmarks/views.py --device cuda [--out FILE]    # the batched executor alone, by kernels and by operations
+    python benchmarks/views.py --device cuda [--out FILE]    # the batched executor only, by kernels and by operations
 
-Each side begins where it would begin in a training script: this package with a decoded uint8 batch, the others with PIL
-images, one at a time. The best of several rounds counts, the rounds of all sides taking turns. On a GPU the images lie
-there, the random numbers are drawn and decided on by the CPU before the clock starts, and the median of many calls
-between two events counts; beside it, the rate of a loop that draws for every call.
+Each library starts as in a training script: this package with a decoded uint8 batch, the others with PIL images, one at
+a time. The best of several alternating rounds counts. On a GPU the images are in its memory, random numbers are drawn
+on the CPU before the clock starts, and the median of many calls between two events counts; the throughput of a loop
+that draws for every call is reported too.
 """
 
 import argparse

@@ -68,7 +68,7 @@ def test_a_packed_file_trains_like_the_folder(tico, folder_of_images, tmp_path, 
 def test_verify_reads_everything(tico, folder_of_images, tmp_path, monkeypatch, capsys, jpeg):
     packed = tmp_path / "images.tico"
     tico("data", "pack", folder_of_images, packed, "--size", "16", *(["--jpeg"] if jpeg else []))
-    line = f"{packed}: 12 images, {packed.stat().st_size:,} bytes, every checksum is right\n"
+    line = f"{packed}: 12 images, {packed.stat().st_size:,} bytes, all checksums are correct\n"
     assert tico("data", "verify", packed) == line
     with packed.open("r+b") as file:
         file.seek(PAGE + 100)  # within the first image

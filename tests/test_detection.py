@@ -82,7 +82,7 @@ def coloured_rectangles(number: int):
 
 
 def write_coco(root, train: int = 8, val: int = 4):
-    """A folder in COCO's layout: polygons, both kinds of run-length codes, a crowd, an image without objects."""
+    """A folder in COCO's layout: polygons, both kinds of run-length encodings, a crowd, an image without objects."""
     (root / "annotations").mkdir(parents=True)
     for split, numbers in (("train2017", range(train)), ("val2017", range(100, 100 + val))):
         (root / split).mkdir()
@@ -219,14 +219,16 @@ def change(root, edit):
 
 BROKEN = {
     "no such image": lambda root: (root / "train2017/000000000002.png").unlink(),
-    "which is not listed": lambda root: change(root, lambda c: c["annotations"][0].update(category_id=4)),
-    "image 99, which": lambda root: change(root, lambda c: c["annotations"][0].update(image_id=99)),
+    "refers to unknown category 4": lambda root: change(root, lambda c: c["annotations"][0].update(category_id=4)),
+    "refers to unknown image 99": lambda root: change(root, lambda c: c["annotations"][0].update(image_id=99)),
     "needs a list called 'categories'": lambda root: change(root, lambda c: c.pop("categories")),
     "images[0] needs 'width'": lambda root: change(root, lambda c: c["images"][0].pop("width")),
     "bbox needs": lambda root: change(root, lambda c: c["annotations"][0].update(bbox=[1, 2, 3])),
     "same id": lambda root: change(root, lambda c: c["images"][0].update(id=8)),
-    "polygons or a run-length code": lambda root: change(root, lambda c: c["annotations"][0].update(segmentation="x")),
-    "no object": lambda root: change(root, lambda c: c.update(annotations=[])),
+    "polygons or a run-length encoding": lambda root: change(
+        root, lambda c: c["annotations"][0].update(segmentation="x")
+    ),
+    "no image has an object": lambda root: change(root, lambda c: c.update(annotations=[])),
     "not JSON": lambda root: (root / "annotations/instances_train2017.json").write_text("{"),
     "neither COCO's layout": lambda root: (root / "annotations/instances_train2017.json").unlink(),
 }
@@ -339,7 +341,7 @@ def test_the_papers_schedules():
     ("changes", "words"),
     [
         ({"iterations": 100}, "warmup_iterations 1000 must be below iterations 100"),
-        ({"decay_at": (1.5,)}, "shares of the iterations"),
+        ({"decay_at": (1.5,)}, "fractions of the iterations"),
         ({"test_size": 1400}, "longest 1333 is below"),
         ({"nek": "c4"}, "did you mean 'neck'"),
     ],

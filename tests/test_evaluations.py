@@ -106,7 +106,7 @@ def test_features_that_are_not_finite_are_no_features():
     backbone = build_backbone(BackboneConfig(name="tico/resnet10-w4"), 16)
     backbone.network.bn1.weight.data[0] = math.nan
     source = from_arrays("black", torch.zeros(3, 3, 16, 16, dtype=torch.uint8), None)
-    with pytest.raises(UserError, match="not finite of 3 of 3 images: its weights are damaged"):
+    with pytest.raises(UserError, match="non-finite features for 3 of 3 images: its weights are damaged"):
         extract(backbone, source, torch.device("cpu"))
 
 
@@ -260,7 +260,7 @@ def test_images_of_several_classes_are_held_out_from_the_whole(several_labels):
 
 @pytest.mark.parametrize("protocol", ["knn", "linear"])
 def test_protocols_of_one_class_an_image_say_so(run, several_labels, protocol):
-    with pytest.raises(UserError, match=f"^{protocol} needs one class an image; these images have several$"):
+    with pytest.raises(UserError, match=f"^{protocol} needs one class per image; these images have several$"):
         evaluate(run.folder, protocol, data=several_labels[0])
 
 

@@ -150,14 +150,14 @@ def test_images_in_archives_are_known_by_the_file_and_their_place(tmp_path):
     assert len({whole, half, other}) == 3
     os.utime(place, (1, 1))
     assert opened.fingerprint() != whole
-    assert replace(opened, identity=None).fingerprint() is None  # nothing to go by: never kept
+    assert replace(opened, identity=None).fingerprint() is None  # no identity: never cached
 
 
 def test_a_folder_that_cannot_be_written_costs_time_and_not_the_result(here, capsys):
     (here / "b").write_text("a file where the folder would be")
     result = evaluate("b.safetensors", "knn", "x.npz")
     assert result.numbers["trained"]
-    assert "not kept" in capsys.readouterr().out
+    assert "was not saved" in capsys.readouterr().out
 
 
 def test_the_digest_of_weights_is_that_of_every_bit():
@@ -234,10 +234,10 @@ def test_weights_that_do_not_fit(here):
         state, "tico/resnet10-w4"
     )
     assert "has no 'bn1.weight'" in error_of({k: v for k, v in state.items() if k != "bn1.weight"})
-    assert "holds no tensors by name" in error_of({"epoch": 3})
-    assert "holds no tensors by name" in error_of([1, 2])
+    assert "contains no named tensors" in error_of({"epoch": 3})
+    assert "contains no named tensors" in error_of([1, 2])
     (here / "junk.pth").write_bytes(b"junk")
-    with pytest.raises(UserError, match="not a file of weights that is safe to read"):
+    with pytest.raises(UserError, match="not a weights file that is safe to load"):
         import_model("tico/resnet10-w2", here / "junk.pth", "x.npz")
     with pytest.raises(UserError, match="no such file"):
         import_model("tico/resnet10-w2", here / "absent.pth", "x.npz")
@@ -280,13 +280,13 @@ def test_all_on_images_without_labels(here):
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(here / "flat" / f"{number}.png")
     text = all_of("flat")
     assert {"knn", "linear", "few-shot", "svm", "detection"} | SHORT <= left_out(text)
-    assert "left out fine-tune: fine-tune needs labels: class folders, or a data set that has them" in text
+    assert "left out fine-tune: fine-tune needs labels: class folders, or a data set with labels" in text
     assert "rankme rankme" in text
 
 
 def test_all_on_nothing_at_all_is_one_line(here):
     (here / "empty").mkdir()
-    with pytest.raises(UserError, match=r"^empty: there is no protocol that these data allow$"):
+    with pytest.raises(UserError, match=r"^empty: no protocol supports these data$"):
         evaluate("b.safetensors", "all", "empty")
 
 
@@ -325,9 +325,9 @@ def test_few_shot_is_logistic_regression_on_unit_features():
 
 def test_few_shot_leaves_out_what_a_class_does_not_have(here, capsys):
     result = evaluate("b.safetensors", "few-shot", "x.npz", {"shots": [1, 12, 13], "draws": 2})
-    assert "few-shot without 13 a class: one class has 12 training images" in capsys.readouterr().out
+    assert "few-shot leaves out 13 images per class: one class has 12 training images" in capsys.readouterr().out
     assert result.numbers["trained"].keys() == {f"top1_{n}shot{end}" for n in (1, 12) for end in ("", "_std")}
-    with pytest.raises(UserError, match=r"^few-shot needs 50 images of every class, one has 12: lower shots$"):
+    with pytest.raises(UserError, match=r"^few-shot needs 50 images per class, one has 12: lower shots$"):
         evaluate("b.safetensors", "few-shot", "x.npz", {"shots": [50]})
 
 

@@ -127,7 +127,7 @@ def test_a_class_with_too_few_images_is_left_out_and_none_is_an_error():
     config = svm.Config(costs=(1.0,))
     with_rare = Features(train, train, torch.cat([labels, rare], dim=1), torch.cat([labels, rare], dim=1))
     assert svm.svm_precision(with_rare, config) == svm.svm_precision(Features(train, train, labels, labels), config)
-    with pytest.raises(UserError, match=r"^svm needs 3 training images"):
+    with pytest.raises(UserError, match=r"^svm needs a class with 3 training images"):
         svm.svm_precision(Features(train, train, rare, rare), config)
 
 
@@ -175,5 +175,5 @@ def test_voc2007_in_its_own_layout(tmp_path):
     assert result.data["train"] == 24
     assert result.numbers.keys() == {"trained", "untrained"}
     assert all(numbers.keys() == {"map"} and 0 < numbers["map"] <= 100 for numbers in result.numbers.values())
-    with pytest.raises(UserError, match=r"^fine-tune needs one class an image; these images have several$"):
+    with pytest.raises(UserError, match=r"^fine-tune needs one class per image; these images have several$"):
         evaluate(tmp_path / "b.safetensors", "fine-tune", data=str(root))

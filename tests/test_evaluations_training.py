@@ -303,7 +303,7 @@ def test_the_same_command_goes_on_where_it_was(greys, monkeypatch, tmp_path, pro
 def test_ctrl_c_writes_a_checkpoint(greys, monkeypatch):
     file, data = greys
     monkeypatch.setattr(StopRequest, "agreed", lambda self, ended: True)
-    with pytest.raises(Interrupted, match="fine-tune trained: stopped after step 1 of 10; the same command goes"):
+    with pytest.raises(Interrupted, match="fine-tune trained: stopped after step 1 of 10; the same command continues"):
         evaluate(file, "fine-tune", data, QUICK)
     assert [path.name for path in file.with_suffix("").rglob("*.pt")] == ["trained.pt"]
 

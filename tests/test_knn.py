@@ -114,7 +114,7 @@ def test_images_of_several_classes_are_refused_before_anything_is_extracted(tmp_
     np.savez(tmp_path / "x.npz", images=images, labels=np.ones((10, 3), dtype=np.int64), classes=np.array(list("abc")))
     monkeypatch.setattr("tico_ssl.features.frozen.frozen_features", lambda *given: pytest.fail("extracted"))
     for protocol in ("knn", "retrieval", "clustering", "corruptions"):
-        with pytest.raises(UserError, match=f"^{protocol} needs one class an image; these images have several$"):
+        with pytest.raises(UserError, match=f"^{protocol} needs one class per image; these images have several$"):
             evaluate(tmp_path / "b.safetensors", protocol, data=str(tmp_path / "x.npz"))
 
 

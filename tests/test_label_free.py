@@ -131,7 +131,7 @@ def test_alpha_of_white_noise_is_zero_and_its_line_explains_what_numpy_says():
 def test_alpha_says_when_there_is_nothing_to_fit():
     assert usable(eigenvalues(with_spectrum([1.0, 1.0, 0.0, 0.0]))) == 2
     assert usable(torch.zeros(3)) == 0
-    with pytest.raises(UserError, match="alpha-req fits 4 eigenvalues at least"):
+    with pytest.raises(UserError, match="alpha-req needs at least 4 eigenvalues"):
         alpha_req.fitted(eigenvalues(torch.ones(30, 20)), alpha_req.Config())
 
 
@@ -290,7 +290,7 @@ def test_more_restarts_are_never_worse():
 
 
 def test_clusters_must_be_possible():
-    with pytest.raises(UserError, match="clustering makes 2 clusters at least and 5 at most"):
+    with pytest.raises(UserError, match="clustering needs between 2 and 5 clusters"):
         cluster(normal(5, 2), 4, clustering.Config(clusters=6))
     with pytest.raises(UserError, match=r"not 1$"):
         cluster(normal(5, 2), 1, clustering.Config())
@@ -394,7 +394,7 @@ def test_without_a_checkpoint_there_are_no_numbers_of_the_embedding(run, monkeyp
     run.checkpoint_file.rename(hidden)
     try:
         assert embeddings(context, {name: torch.zeros(2, 32) for name in context.backbones}) == {}
-        assert "no numbers of the embedding" in capsys.readouterr().out
+        assert "no metrics of the embedding" in capsys.readouterr().out
     finally:
         hidden.rename(run.checkpoint_file)
 

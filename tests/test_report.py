@@ -137,7 +137,7 @@ def test_the_verdict_names_collapse(tmp_path):
 def test_collapse_on_the_way_is_not_forgotten(tmp_path):
     run = made_run(tmp_path / "a")
     (run.folder / "train.log").write_text("2026-01-01 00:00:00  warning: this looks like collapse: one direction\n" * 2)
-    assert "looked like collapse on the way" in sentences(run)
+    assert "Signs of collapse during training" in sentences(run)
     assert read_record(run.folder).warnings == ["warning: this looks like collapse: one direction"]
 
 
@@ -343,7 +343,7 @@ def test_per_class_accuracy_and_confusion_are_those_of_the_counts():
     bars, heat = section.charts
     assert dict(zip(bars.series[0].x, bars.series[0].y)) == {"a": 75.0, "b": 100.0}
     assert heat.cells == [[75.0, 25.0], [0.0, 100.0]]
-    assert "87.5 % right" in bars.caption
+    assert "87.5 % accuracy" in bars.caption
 
 
 def test_neighbours_of_another_class_are_marked():
@@ -356,7 +356,7 @@ def test_images_without_classes_have_clusters_and_no_confusion():
     section, thumbnails = image_sections.map_section(small_picture([], labelled=False))
     assert [series.name for series in section.charts[0].series] == ["cluster 1", "cluster 2"]
     assert thumbnails.notes[1] == "cluster 2"
-    assert "Class folders would give labels" in joined(
+    assert "for example from class folders" in joined(
         *image_sections.classes(small_picture([], labelled=False)).content
     )
     assert 'class="right"' not in joined(*image_sections.gallery(small_picture([], labelled=False)).content)
@@ -403,7 +403,7 @@ def test_a_map_has_two_finite_numbers_for_each_image_and_says_how():
         positions, how = exploration.project(features)
     assert positions.shape == (120, 2)
     assert np.isfinite(positions).all()
-    assert "t-SNE of 8 principal components; 60 are arranged" in how
+    assert "t-SNE of 8 principal components, fitted to 60 of them" in how
     assert exploration.project(features[:5, :1])[0].shape == (5, 2)
 
 
@@ -694,7 +694,7 @@ def test_a_thousand_classes_are_cut_down_to_what_can_be_seen():
     many = Picture(**vars(few) | {"clusters": np.zeros(8, dtype=int), "confusion": np.eye(1000, dtype=int)})
     section, thumbnails = image_sections.map_section(many)
     assert [series.name for series in section.charts[0].series] == ["cluster 1"]
-    assert "1,000 classes are more than there are colours" in section.charts[0].caption
+    assert "1,000 classes are too many for colours" in section.charts[0].caption
     assert thumbnails.notes[:2] == ["class 0", "class 1"]  # the card still says which
     (bars,) = image_sections.classes(many).charts
     assert len(bars.series[0].x) == image_sections.MOST_BARS

@@ -17,32 +17,34 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-data_app = typer.Typer(help="Look at images, check them, pack them, verify the packed file.", no_args_is_help=True)
+data_app = typer.Typer(help="Preview, check and pack images; verify a packed file.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or a backbone .safetensors file.")]
+DATA_FORMS = "A folder, packed file, tar shards, parquet or a name (`tico list data`)"
 DataOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--data", help="A folder, a file of images or a list of paths, or a name; more than once for several."
+        "--data",
+        help=f"{DATA_FORMS}; by default the data of the recipe or run. Repeatable.",
     ),
 ]
-RecipeWords = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[RECIPE] [KEY=VALUE ...]", help="A packaged recipe or a YAML file, then changes to it."),
-]
-SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="Whatever --data takes.")]
+RECIPE_WORDS = "[RECIPE] [KEY=VALUE ...]"
+SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="Images, as for --data.")]
 
 
 @app.command()
 def pretrain(
-    words: RecipeWords = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar=RECIPE_WORDS, help="A packaged recipe or YAML file, by default demo; then overrides."),
+    ] = None,
     data: DataOption = None,
-    out: Annotated[str | None, typer.Option(help="The run folder; by default runs/RECIPE.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run if it exists, begin it if not.")] = False,
+    out: Annotated[str | None, typer.Option(help="Run folder; by default runs/ and the recipe's name.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run if it exists, else start it.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run if it exists.")] = False,
 ) -> None:
-    """Train a backbone. Without arguments: recipe `demo` on drawn textures, minutes on a CPU."""
+    """Pretrain a backbone. Without arguments: recipe `demo` on synthetic textures, minutes on a CPU."""
     from tico_ssl.runtime.progress import is_main, say
     from tico_ssl.training.start import pretrain as train
 
@@ -50,7 +52,7 @@ def pretrain(
     try:
         run = train(recipe or "demo", data, out, changes, resume, overwrite)
     except KeyboardInterrupt as stop:
-        say(str(stop) or "stopped at once; --resume continues from the last checkpoint")
+        say(str(stop) or "stopped; --resume continues from the last checkpoint")
         raise typer.Exit(130) from stop
     if not is_main():
         return
@@ -63,23 +65,24 @@ def pretrain(
 @app.command()
 def evaluate(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run folder, a backbone file, or a model: torchvision/resnet50.")
+        str,
+        typer.Argument(metavar="RUN", help="A run folder, a backbone file, or a model: torchvision/resnet50."),
     ],
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="PROTOCOL... [KEY=VALUE ...]", help="See `tico list evaluations`; then changes to their settings."
+            metavar="PROTOCOL... [KEY=VALUE ...]",
+            help="`tico list evaluations`, or all; then overrides of settings.",
         ),
     ],
     data: DataOption = None,
     weights: Annotated[
-        str | None, typer.Option(help="With a model's name: a file of its weights (.safetensors, .pth).")
+        str | None,
+        typer.Option(help="Weights of a model by name (.safetensors, .pth); by default random."),
     ] = None,
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Compute everything anew, and keep no features.")
-    ] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Compute everything again, and cache nothing.")] = False,
 ) -> None:
-    """Evaluate a backbone, beside an untrained one of the same shape. `all`: by every protocol that the data allow."""
+    """Evaluate a backbone beside an untrained one. `all`: by every protocol that the data allow."""
     from tico_ssl.evaluations._evaluate import evaluate_all, imported
     from tico_ssl.features.homes import home_of, is_model_name
     from tico_ssl.results.table import print_results
@@ -87,13 +90,13 @@ def evaluate(
 
     protocols = [word for word in words if "=" not in word]
     if not protocols:
-        raise UserError("by which protocol? See `tico list evaluations`")
+        raise UserError("which protocol? See `tico list evaluations`")
     overrides = _changes(word for word in words if "=" in word)
     try:
         subject = run if weights is None else str(imported(run, weights, data))
         results = evaluate_all(subject, protocols, data, overrides, not no_cache)
     except KeyboardInterrupt as stop:
-        say(str(stop) or "stopped; the same command goes on")
+        say(str(stop) or "stopped; the same command continues")
         raise typer.Exit(130) from stop
     if not is_main():
         return
@@ -109,9 +112,9 @@ def evaluate(
 def embed(
     run: RunArgument,
     data: DataOption = None,
-    out: Annotated[str, typer.Option(help="A .npz, .csv or .parquet file.")] = "features.npz",
+    out: Annotated[str, typer.Option(help="File to write: .npz, .csv or .parquet.")] = "features.npz",
 ) -> None:
-    """Write the features of images, with their file names and labels."""
+    """Extract the features of images. They are written with file names and labels."""
     from tico_ssl.features.embedding import embed as write
     from tico_ssl.runtime.progress import say
 
@@ -121,32 +124,32 @@ def embed(
 @app.command()
 def export(
     run: RunArgument,
-    format: Annotated[str, typer.Argument(metavar="FORMAT", help="See `tico list exporting`.")],
-    out: Annotated[str, typer.Option(help="The file to write.")] = "backbone.pth",
+    format: Annotated[str, typer.Argument(metavar="FORMAT", help="torchvision or timm (`tico list exporting`).")],
+    out: Annotated[str, typer.Option(help="File to write.")] = "backbone.pth",
 ) -> None:
-    """Write the backbone for another library."""
+    """Export the backbone to another library."""
     from tico_ssl.exporting._writing import export_with_snippet
     from tico_ssl.runtime.progress import say
 
     snippet = export_with_snippet(run, format, out)
-    say(f"wrote {out}; use it so:\n\n{snippet}")
+    say(f"wrote {out}; to load it:\n\n{snippet}")
 
 
 @app.command()
 def study(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="STUDY [KEY=VALUE ...]", help="See `tico list studies`; or a YAML file. Then changes."),
+        typer.Argument(metavar="STUDY [KEY=VALUE ...]", help="`tico list studies`, or a YAML file; then overrides."),
     ],
     data: DataOption = None,
-    out: Annotated[str | None, typer.Option(help="The study's folder; by default runs/study-STUDY.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Make this run alone; more than once for several.")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder of the study; by default runs/study-STUDY.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Run to carry out, repeatable; by default all.")] = None,
     side_by_side: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time; by default 3 on a GPU, 1 for every 4 threads of a CPU.")
+        int | None, typer.Option(min=1, help="Parallel runs; by default 3 per GPU, or 1 per 4 CPU threads.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and what is done of them.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and their progress, and stop.")] = False,
 ) -> None:
-    """Make many runs and compare them in one table. The same command goes on where it was stopped."""
+    """Pretrain and evaluate many runs, and compare them in one table. The same command resumes."""
     from tico_ssl.config.study import jobs
     from tico_ssl.runtime.progress import say
     from tico_ssl.studies import Workshop, table
@@ -162,12 +165,12 @@ def study(
     try:
         summary = make(name, data, out, changes, only or (), side_by_side)
     except KeyboardInterrupt as stop:
-        say("stopped; the same command goes on")
+        say("stopped; the same command continues")
         raise typer.Exit(130) from stop
     table.show(summary)
     say(f"\nwrote      {summary.folder}/results.md, results.csv, results.json")
     if summary.failures:
-        say(f"{len(summary.failures)} run(s) failed, see {summary.folder}/logs; the same command tries them again")
+        say(f"{len(summary.failures)} run(s) failed, see {summary.folder}/logs; the same command retries them")
         raise typer.Exit(1)
     say(f"next       tico evaluate {summary.folder}/RUN PROTOCOL")
 
@@ -175,17 +178,16 @@ def study(
 @app.command()
 def report(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="A run folder, several, or the folder of a study.")
+        list[str], typer.Argument(metavar="RUN...", help="One or several run folders, or the folder of a study.")
     ],
     data: DataOption = None,
     out: Annotated[
-        str | None, typer.Option(help="The folder to write to; by default the run's, and `report` for several.")
+        str | None,
+        typer.Option(help="Folder to write to; by default the run's, `report` for several."),
     ] = None,
-    points: Annotated[
-        int, typer.Option(min=0, help="Images on the map of one run; 0 leaves map and gallery out.")
-    ] = 10_000,
+    points: Annotated[int, typer.Option(min=0, help="Images on the map of a run; 0: no map and no gallery.")] = 10_000,
 ) -> None:
-    """Write report.html, one file that opens from disk, and its figures as SVG and PNG."""
+    """Write an HTML report. It is one file that needs no network; its figures are also SVG and PNG."""
     from tico_ssl.report import report as write
     from tico_ssl.runtime.progress import say
 
@@ -196,13 +198,11 @@ def report(
 
 @app.command()
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders of studies.")],
-    format: Annotated[
-        str | None, typer.Option(help="markdown, csv or latex; by default a table for the terminal.")
-    ] = None,
-    out: Annotated[str | None, typer.Option(help="Write to this file; its suffix says how: .md, .csv, .tex.")] = None,
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders or study folders.")],
+    format: Annotated[str | None, typer.Option(help="markdown, csv or latex; by default a terminal table.")] = None,
+    out: Annotated[str | None, typer.Option(help="File to write: .md, .csv or .tex; by default the terminal.")] = None,
 ) -> None:
-    """Show runs in one table: a row for each recipe, mean and deviation over its seeds."""
+    """Compare runs in one table. A row per recipe, with mean and standard deviation over seeds."""
     from tico_ssl.results.comparison import compare as measure
     from tico_ssl.results.comparison import show
     from tico_ssl.runtime.progress import say
@@ -218,21 +218,30 @@ def compare(
 
 @app.command()
 def bench(
-    words: RecipeWords = None,
-    data: DataOption = None,
-    against: Annotated[
-        str | None, typer.Option(help="Also time another library on the same images and network: lightly.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar=RECIPE_WORDS,
+            help="A packaged recipe or YAML file, by default demo, or cifar10/tico on a GPU; then overrides.",
+        ),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Of each measurement, about.", min=0)] = 2.0,
+    data: Annotated[
+        list[str] | None, typer.Option("--data", help=f"{DATA_FORMS}; by default random images. Repeatable.")
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(help="Another library to time on the same work: lightly; by default none."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Approximate seconds per measurement.", min=0)] = 2.0,
     compiled: Annotated[
-        bool, typer.Option("--compiled", help="Also time steps through torch.compile, which takes minutes.")
+        bool, typer.Option("--compiled", help="Also time steps with torch.compile (takes minutes).")
     ] = False,
-    out: Annotated[str | None, typer.Option(help="Also write what was measured to this JSON file.")] = None,
+    out: Annotated[str | None, typer.Option(help="JSON file for the measurements; by default none.")] = None,
     methods: Annotated[
-        bool, typer.Option("--methods", help="Also time a step of every method with this network and batch.")
+        bool, typer.Option("--methods", help="Also time a step of every method at this network and batch size.")
     ] = False,
 ) -> None:
-    """Measure how fast training is on this machine, how fast it could be, and where the time goes."""
+    """Measure training throughput. Also its upper bound (roofline) and the time of each stage."""
     from tico_ssl.bench import bench as measure
     from tico_ssl.bench.table import print_report
 
@@ -242,10 +251,15 @@ def bench(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="recipes, methods, backbones, data, views, ...")] = "all",
-    search: Annotated[str, typer.Argument(metavar="TEXT", help="Show only names that contain this.")] = "",
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHAT", help="recipes, studies, methods, views, data, backbones, evaluations, exporting."
+        ),
+    ] = "all",
+    search: Annotated[str, typer.Argument(metavar="TEXT", help="Only names that contain this; by default all.")] = "",
 ) -> None:
-    """Show what there is: recipes, studies, methods, backbones, data, views, evaluations, exporting."""
+    """List recipes, methods, backbones, data, evaluations and more."""
     from tico_ssl.listing import print_catalogue
 
     print_catalogue(what, search)
@@ -253,8 +267,8 @@ def list_(
 
 @app.command()
 def describe(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe, a YAML file, or a study.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]")] = None,
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe or study, or a YAML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Overrides.")] = None,
 ) -> None:
     """Print a recipe or a study, every field with its meaning. The output is itself a recipe."""
     from tico_ssl.listing import describe as in_words
@@ -265,11 +279,13 @@ def describe(
 @data_app.command()
 def check(
     source: SourceArgument,
-    channels: Annotated[int, typer.Option(help="Channels that the network wants.")] = 3,
-    workers: Annotated[int, typer.Option(help="Threads.")] = 4,
-    out: Annotated[str | None, typer.Option(help="Also write the bad files to this .jsonl file.")] = None,
+    channels: Annotated[int, typer.Option(help="Channels of the network's input.")] = 3,
+    workers: Annotated[int, typer.Option(help="Number of threads.")] = 4,
+    out: Annotated[
+        str | None, typer.Option(help="JSON lines file for all bad files; by default 20 are printed.")
+    ] = None,
 ) -> None:
-    """Read every image: sizes, formats, duplicates, and what cannot be read. Exit code 1 if anything is bad."""
+    """Read every image: sizes, formats, duplicates and unreadable files. Exit code 1 if a file is bad."""
     from tico_ssl.config.sections import DataConfig
     from tico_ssl.data.checking import check as examine
     from tico_ssl.data.sources import open_training
@@ -297,15 +313,15 @@ def check(
 @data_app.command()
 def pack(
     source: SourceArgument,
-    out: Annotated[str, typer.Argument(metavar="OUT", help="The file to write; it ends in .tico.")],
-    size: Annotated[int, typer.Option(help="Pixels of the shorter side.")] = 256,
+    out: Annotated[str, typer.Argument(metavar="OUT", help="File to write, *.tico.")],
+    size: Annotated[int, typer.Option(help="Shorter side in pixels.")] = 256,
     jpeg: Annotated[
-        bool, typer.Option("--jpeg", help="Keep whole images as JPEG, not squares of bare pixels.")
+        bool, typer.Option("--jpeg", help="Store whole images as JPEG instead of raw central squares.")
     ] = False,
-    channels: Annotated[int, typer.Option(help="Channels of the images.")] = 3,
-    workers: Annotated[int, typer.Option(help="Threads.")] = 4,
+    channels: Annotated[int, typer.Option(help="Number of image channels.")] = 3,
+    workers: Annotated[int, typer.Option(help="Number of threads.")] = 4,
 ) -> None:
-    """Pack images into one memory-mapped file that every verb takes as --data. Goes on where it was stopped."""
+    """Pack images into one memory-mapped file for --data. Resumes after an interruption."""
     from tico_ssl.config.sections import DataConfig
     from tico_ssl.data.names import printable
     from tico_ssl.data.sources import open_training
@@ -322,24 +338,24 @@ def pack(
 
 @data_app.command()
 def verify(file: Annotated[str, typer.Argument(metavar="FILE", help="A packed file.")]) -> None:
-    """Read a packed file and compare all its checksums. Exit code 2 if anything is damaged."""
+    """Verify all checksums of a packed file. Exit code 2 if it is damaged."""
     from tico_ssl.data.formats.packed import verify_packed
     from tico_ssl.runtime.progress import say
 
     images, size = verify_packed(Path(file).expanduser(), label="verifying")
-    say(f"{file}: {images:,} images, {size:,} bytes, every checksum is right")
+    say(f"{file}: {images:,} images, {size:,} bytes, all checksums are correct")
 
 
 @data_app.command()
 def preview(
     source: SourceArgument,
-    recipe: Annotated[str, typer.Option(help="Whose views are shown.")] = "demo",
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]")] = None,
-    out: Annotated[str, typer.Option(help="The picture to write.")] = "preview.png",
-    count: Annotated[int, typer.Option(help="Images.", min=1)] = 12,
-    seed: Annotated[int, typer.Option(help="Of the views.")] = 0,
+    recipe: Annotated[str, typer.Option(help="Recipe whose views are drawn.")] = "demo",
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Overrides.")] = None,
+    out: Annotated[str, typer.Option(help="PNG file to write.")] = "preview.png",
+    count: Annotated[int, typer.Option(help="Number of images.", min=1)] = 12,
+    seed: Annotated[int, typer.Option(help="Random seed of the views.")] = 0,
 ) -> None:
-    """Draw images and what the networks would see of them, for a person to look at."""
+    """Draw images and their augmented views on a contact sheet."""
     from tico_ssl.config.recipe import load_recipe
     from tico_ssl.config.views import shorter_side
     from tico_ssl.data.sources import open_training
@@ -354,26 +370,26 @@ def preview(
     bad = draw(opened, views, Path(out).expanduser(), count, seed)
     for name, reason in bad.reasons.items():
         say(f"  left out {name}: {reason}")
-    say(f"wrote {out}: originals on top, a row for every view")
+    say(f"wrote {out}: originals in the top row, then a row per view")
 
 
 def _split(words: list[str]) -> tuple[str | None, dict[str, Any]]:
-    """The recipe, which has no '=' in it, and the changes."""
+    """The recipe, which has no '=' in it, and the overrides."""
     names = [word for word in words if "=" not in word]
     if len(names) > 1:
-        raise UserError(f"one recipe is enough, got {', '.join(names)}; changes are written key=value")
+        raise UserError(f"expected one recipe, got {', '.join(names)}; overrides are written key=value")
     return (names[0] if names else None), _changes(word for word in words if "=" in word)
 
 
 def _changes(words: Iterable[str]) -> dict[str, Any]:
-    """Settings by key, the later of two for the same key."""
+    """Overrides by key; the last one for a key counts."""
     from tico_ssl.config.recipe import parse_override
 
     return dict(parse_override(word) for word in words)
 
 
 def main() -> None:
-    """Run a command; what the user can put right is one line on stderr and exit code 2."""
+    """Run a command; a user error is one line on stderr and exit code 2."""
     try:
         app()
     except UserError as error:
@@ -381,6 +397,6 @@ def main() -> None:
         sys.exit(2)
     except BrokenPipeError:  # `tico list | head`
         sys.stderr.close()
-    except OSError as error:  # a full disk, a folder that may not be written
+    except OSError as error:  # a full disk, a folder without write permission
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)

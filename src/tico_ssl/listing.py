@@ -1,4 +1,4 @@
-"""The catalogues and recipes in words, for `tico list` and `tico describe`."""
+"""Catalogues and annotated recipes, for `tico list` and `tico describe`."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -27,9 +27,9 @@ def _backbones() -> Entries:
 
 
 def _data() -> Entries:
-    """Data sets by name, then the formats that read a path: named before it only where it would be read as another."""
+    """Data sets by name, then formats of a path; the prefix is only needed where another format would be detected."""
     named = formats.names()
-    unlisted = {*named.values(), "dataset"}  # an object cannot be named on a command line
+    unlisted = {*named.values(), "dataset"}  # a Python object has no name on the command line
     paths = [name for name in catalogue.entries(formats.KIND) if name not in unlisted]
     about = [*named.items()] + [(f"{name}:PATH", name) for name in paths]
     return [(name, catalogue.summary(formats.KIND, format)) for name, format in about]
@@ -50,7 +50,7 @@ CATALOGUES: dict[str, Callable[[], Entries]] = {
 def print_catalogue(what: str, search: str = "") -> None:
     """One catalogue, or all but the long list of backbones."""
     if what != "all" and what not in CATALOGUES:
-        raise UserError(f"there is no list of '{what}'{suggestion(what, CATALOGUES)}")
+        raise UserError(f"unknown list '{what}'{suggestion(what, CATALOGUES)}")
     for kind in CATALOGUES if what == "all" else [what]:
         if what == "all":
             console.print(f"{kind}", style="bold")
@@ -59,14 +59,14 @@ def print_catalogue(what: str, search: str = "") -> None:
             continue
         entries = [(name, text) for name, text in CATALOGUES[kind]() if search in name]
         if not entries:
-            raise UserError(f"none of the {kind} has '{search}' in its name")
+            raise UserError(f"no name among the {kind} contains '{search}'")
         width = max((len(name) for name, _ in entries), default=0)
         for name, text in entries:
             console.print(f"  {name:<{width}}  {text}".rstrip(), markup=False)
 
 
 def describe(name: str, changes: Mapping[str, Any]) -> str:
-    """A recipe or a study with changes, in words; what was dropped on the way is a comment above it."""
+    """An annotated recipe or study with overrides; notes about dropped settings are comments at the top."""
     if name in packaged_studies():
         return described(load_study(name, changes))
     notes: list[str] = []

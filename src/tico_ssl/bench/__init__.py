@@ -1,4 +1,4 @@
-"""How fast training is on this machine, how fast it could be, and where the time goes; see docs/speed.md."""
+"""Training throughput on this machine, its upper bound, and where the time goes; see docs/speed.md."""
 
 import json
 from collections.abc import Mapping
@@ -29,12 +29,12 @@ from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.progress import say
 from tico_ssl.training.step import resolve_execution
 
-FEWEST_IMAGES = 1024  # that are drawn, so that a loader has something to choose from
+FEWEST_IMAGES = 1024  # random images, at least, so that a loader has a choice
 
 
 @dataclass(frozen=True)
 class Report:
-    """All that was measured. Times are seconds of a step of `batch` images."""
+    """All measurements. Times are seconds per step of `batch` images."""
 
     device: str
     recipe: str
@@ -54,7 +54,7 @@ class Report:
     methods: list[MethodCost] = field(default_factory=list)
     methods_left_out: dict[str, str] = field(default_factory=dict)
     fallbacks: dict[str, str] = field(default_factory=dict)
-    """What could not be done the fast way, and why."""
+    """Fallbacks to a slower path, with reasons."""
 
     def as_json(self) -> str:
         """One JSON object."""
@@ -71,9 +71,9 @@ def bench(
     out: str | Path | None = None,
     methods: bool = False,
 ) -> Report:
-    """Measure a recipe on this machine: on random images, or on `data`; every measurement for so many seconds.
+    """Measure a recipe on this machine, on random images or on `data`; each measurement takes about `seconds`.
 
-    With `methods`, also a step of every method in the recipe's setting.
+    With `methods`, also one step of every method under the recipe's conditions.
     """
     device = choose_device()
     tune_process(device)
@@ -88,14 +88,14 @@ def bench(
         report = _measure(loaded, str(name), data is not None, device, against, seconds, compiled, methods)
     except torch.OutOfMemoryError as error:
         batch = loaded.training.batch_size
-        raise UserError(f"{batch} images do not fit the memory of this GPU: lower training.batch_size") from error
+        raise UserError(f"{batch} images do not fit in GPU memory: lower training.batch_size") from error
     if out is not None:
         write_atomically(Path(out).expanduser(), report.as_json())
     return report
 
 
 def _measure(
-    recipe: Recipe[Any],
+    recipe: Recipe,
     name: str,
     own_data: bool,
     device: torch.device,
@@ -104,7 +104,7 @@ def _measure(
     compiled: bool,
     methods: bool,
 ) -> Report:
-    fallbacks.drain()  # those of something else in this process
+    fallbacks.drain()  # of earlier work in this process
     precision = resolve_precision(recipe.training.precision, device)
     subject = Subject.of(recipe, device, precision, _open(recipe) if own_data else random_images(recipe))
     ceilings = measure_ceilings(device, precision, seconds)
@@ -134,19 +134,19 @@ def _measure(
 
 
 def _executions(device: torch.device, compiled: bool) -> list[Execution]:
-    """The ways in which this device can carry out a step."""
+    """The ways in which this device can execute a step."""
     every: list[Execution] = ["eager", "captured"]
     every += ["compiled", "compiled and captured"] if compiled else []
     return [execution for execution in every if resolve_execution(execution, device) == execution]
 
 
-def _open(recipe: Recipe[Any]) -> Source:
+def _open(recipe: Recipe) -> Source:
     shorter = shorter_side(recipe.views, recipe.data.image_size)
     return open_training(recipe.data, recipe.backbone.channels, shorter)
 
 
-def random_images(recipe: Recipe[Any]) -> Source:
-    """As large as images are that such views are cut from: 256 pixels for 224, but small ones as they are."""
+def random_images(recipe: Recipe) -> Source:
+    """Random images of the size from which such views are cropped: 256 pixels for 224; small ones keep their size."""
     size = recipe.data.image_size
     side = size if size <= SMALL_IMAGE else round(size * 256 / 224)
     count = max(FEWEST_IMAGES, 2 * recipe.training.batch_size)

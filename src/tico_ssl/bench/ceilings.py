@@ -1,4 +1,4 @@
-"""What the device can do at best, measured: matrix products and copies of memory."""
+"""Measured ceilings of the device: matmul throughput and memory bandwidth."""
 
 import statistics
 from collections.abc import Iterator
@@ -11,19 +11,19 @@ from tico_ssl.bench.timing import time_calls
 
 SIDE = {"cuda": 8192}  # of the square matrices
 CPU_SIDE = 1024
-COPIED = 2**28  # bytes, more than any cache holds
+COPIED = 2**28  # bytes, larger than any cache
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Measured limits of a device: products in the training precision, and memory read plus written."""
+    """Measured limits of a device: matmuls in the training precision, and memory traffic (read plus write)."""
 
     flops_per_second: float
     bytes_per_second: float
 
 
 def measure_ceilings(device: torch.device, precision: torch.dtype, seconds: float) -> Ceilings:
-    """Square matrix products in this precision, and a copy from memory to memory."""
+    """Time square matmuls in this precision, and a copy within device memory."""
     side = SIDE.get(device.type, CPU_SIDE)
     a, b = torch.randn(2, side, side, device=device, dtype=precision)
     product = torch.empty_like(a)
@@ -37,8 +37,8 @@ def measure_ceilings(device: torch.device, precision: torch.dtype, seconds: floa
 
 @contextmanager
 def _products_like_convolutions() -> Iterator[None]:
-    """On GPUs torch rounds the float32 inputs of convolutions, most of the work, but by default not those of products;
-    the ceiling must hold for both."""
+    """By default torch uses TF32 for float32 convolutions, most of the work, but not for matmuls; the ceiling must hold
+    for both."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32
     try:

@@ -1,8 +1,8 @@
-"""What the methods cost beside each other: the same network, images, batch and optimiser, one method after the other.
+"""Cost of all methods under equal conditions: the same network, images, batch size and optimiser.
 
-Every method has the projector's `hidden` and `dim` of the recipe, and its own defaults elsewhere. There is a row for
-each layout of views that the method's recipes have: two views, two and local crops, an image and a jigsaw. They are
-made as the recipe says if it begins with such views, else as the method's own recipe says.
+Every method has the recipe's projector sizes `hidden` and `dim`, and its own defaults otherwise. There is one row per
+layout of views among the method's recipes: two views, two plus local crops, an image and a jigsaw. Views follow the
+recipe if it begins with such views, else the method's own recipe.
 """
 
 import functools
@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,14 +28,14 @@ from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.pretrain import build_method
 from tico_ssl.training.step import Outcome, Step
 
-REFERENCE = "tico"  # whose step the others are compared with
+REFERENCE = "tico"  # the method that the others are compared with
 
 Layout = tuple[tuple[int | None, float | None, int], ...]
 
 
 @dataclass(frozen=True)
 class MethodCost:
-    """A step of one method. Passes through the backbone are counted for one image, with and without a gradient."""
+    """Cost of a step of one method. Backbone passes are per image, with and without gradient."""
 
     method: str
     views: str
@@ -47,17 +46,17 @@ class MethodCost:
     forwards: float
     backwards: float
     forward_pixels: float
-    """Of all forwards of an image, as a multiple of those of one view of the recipe's image size."""
+    """Pixels of all forward passes per image, as a multiple of one view at the recipe's image size."""
     state_bytes: int
-    """All that the method keeps besides the weights that it trains: target, queue, bank, running statistics."""
+    """State besides the trained weights: target, queue, bank, running statistics."""
     peak_bytes: int | None
-    """Of device memory, without what lay there before; None on a CPU."""
+    """Device memory, without what was allocated before; None on a CPU."""
     relative_peak: float | None
     loss: float
 
 
 def time_methods(subject: Subject, seconds: float) -> tuple[list[MethodCost], dict[str, str]]:
-    """The cost of every method that is there, and why some could not be measured."""
+    """The cost of every method, and why some could not be measured."""
     costs: list[MethodCost] = []
     left_out: dict[str, str] = {}
     names = catalogue.entries("methods")
@@ -67,14 +66,14 @@ def time_methods(subject: Subject, seconds: float) -> tuple[list[MethodCost], di
                 recipe = _with_method(subject.recipe, name, views, subject.source)
                 costs.append(_time_method(_subject_of(subject, recipe), seconds, costs[0] if costs else None))
             except torch.OutOfMemoryError:
-                left_out[f"{name}, {_described(views)}"] = "does not fit the memory of this GPU"
+                left_out[f"{name}, {_described(views)}"] = "does not fit in GPU memory"
             except UserError as error:
                 left_out[f"{name}, {_described(views)}"] = str(error)
     return costs, left_out
 
 
 def _arrangements(name: str, given: list[ViewPolicy]) -> list[list[ViewPolicy]]:
-    """One list of views for each layout among the method's recipes, the smallest first."""
+    """One list of views per layout among the method's recipes, the smallest first."""
     found: dict[Layout, list[ViewPolicy]] = {}
     for views in (recipe.views for recipe in _packaged() if recipe.method.name == name):
         layout, singly = _layout(views), _singly(given)[: len(_layout(views))]
@@ -83,7 +82,7 @@ def _arrangements(name: str, given: list[ViewPolicy]) -> list[list[ViewPolicy]]:
 
 
 @functools.cache
-def _packaged() -> list[Recipe[Any]]:
+def _packaged() -> list[Recipe]:
     return [load_recipe(name) for name in packaged_recipes()]
 
 
@@ -96,8 +95,8 @@ def _layout(policies: list[ViewPolicy]) -> Layout:
     return tuple((policy.size, policy.relative_size, policy.jigsaw) for policy in _singly(policies))
 
 
-def _with_method(recipe: Recipe[Any], name: str, views: list[ViewPolicy], source: Source) -> Recipe[Any]:
-    """The recipe with another method, whose projector has the same sizes, and with views for it."""
+def _with_method(recipe: Recipe, name: str, views: list[ViewPolicy], source: Source) -> Recipe:
+    """The recipe with another method, its projector sizes kept, and views for that method."""
     method = recipe.method
     if method.name != name:
         kind = catalogue.declaration("methods", name, "Config")
@@ -116,8 +115,8 @@ def _described(policies: list[ViewPolicy]) -> str:
     return f"{whole} + {small} views" if small else f"{whole} view{'s' * (whole != 1)}"
 
 
-def _subject_of(subject: Subject, recipe: Recipe[Any]) -> Subject:
-    """The same images for another recipe, with labels for a method that wants some."""
+def _subject_of(subject: Subject, recipe: Recipe) -> Subject:
+    """The same images for another recipe, with labels (all 0) for a method that needs them."""
     subject = Subject.of(recipe, subject.device, subject.precision, subject.source)
     label = subject.raw.label
     if label is None:
@@ -126,7 +125,7 @@ def _subject_of(subject: Subject, recipe: Recipe[Any]) -> Subject:
 
 
 def _time_method(subject: Subject, seconds: float, reference: MethodCost | None) -> MethodCost:
-    """Whole steps as training makes them, with their views, on a batch that is there."""
+    """Whole training steps, views included, on a batch that is on the device."""
     device, batch, recipe = subject.device, subject.batch, subject.by("auto")
     before = _forget_peak(device)
     method = build_method(recipe, device, subject.precision)
@@ -141,7 +140,7 @@ def _time_method(subject: Subject, seconds: float, reference: MethodCost | None)
         last[:] = [step(raw, LR, PROGRESS)]
 
     with counted_passes(method) as passes:
-        work()  # the first steps are eager in every execution, so hooks see them
+        work()  # the first steps are eager in every execution, so hooks run
     laps = statistics.median(time_calls(work, seconds, device))
     peak = None if before is None else torch.cuda.max_memory_allocated(device) - before
     reference_peak = peak if reference is None else reference.peak_bytes
@@ -163,7 +162,7 @@ def _time_method(subject: Subject, seconds: float, reference: MethodCost | None)
 
 
 def _forget_peak(device: torch.device) -> int | None:
-    """Bytes in use on a GPU, with a fresh count of the most that are."""
+    """Allocated bytes on a GPU, with the peak counter reset."""
     if device.type != "cuda":
         return None
     torch.cuda.empty_cache()
@@ -180,7 +179,7 @@ def _finite_loss(outcome: Outcome) -> float:
 
 @dataclass
 class Passes:
-    """Images that went through backbones, those that a gradient came back through, and pixels of the former."""
+    """Images that went through backbones, those with a backward pass, and pixels of the former."""
 
     forwards: int = 0
     backwards: int = 0
@@ -189,7 +188,7 @@ class Passes:
 
 @contextmanager
 def counted_passes(method: nn.Module) -> Iterator[Passes]:
-    """Count what goes through the method's backbone and through copies of it that follow."""
+    """Count the passes through the method's backbone and its target copies."""
     passes = Passes()
 
     def forward(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -211,7 +210,7 @@ def counted_passes(method: nn.Module) -> Iterator[Passes]:
 
 
 def extra_state_bytes(method: nn.Module) -> int:
-    """All parameters and buffers but the parameters that take a gradient."""
+    """Size of all parameters and buffers except trained parameters."""
     trained = {id(parameter) for parameter in method.parameters() if parameter.requires_grad}
     every = {id(tensor): tensor for tensor in (*method.parameters(), *method.buffers())}
     return sum(tensor.numel() * tensor.itemsize for key, tensor in every.items() if key not in trained)

@@ -1,7 +1,7 @@
 """The same training in another library, on the same images, batch and network.
 
-lightly's TiCo is timed in the manner of its example: PIL transforms in a DataLoader, float32, SGD. A second time it
-gets what its example leaves out and its users might add: channels_last, and bf16 where this package uses it.
+lightly's TiCo is timed as in its example: PIL transforms in a DataLoader, float32, SGD. A second time it gets what
+users might add: channels_last, and bf16 where this package uses it.
 """
 
 import copy
@@ -19,36 +19,41 @@ from tico_ssl.bench.stages import ENDLESS, Subject
 from tico_ssl.bench.timing import time_calls
 from tico_ssl.config.recipe import Recipe
 from tico_ssl.data.source import Source
+from tico_ssl.methods import tico
 from tico_ssl.networks.backbones import SMALL_IMAGE, build_backbone
 from tico_ssl.pipeline.workers import default_workers
 from tico_ssl.runtime.device import autocast
 from tico_ssl.runtime.errors import UserError, suggestion
 
 RIVALS = ("lightly",)
-AHEAD = 2  # batches that each worker of a DataLoader prepares in advance
+AHEAD = 2  # prefetch factor of the DataLoader
 
 
 @dataclass(frozen=True)
 class RivalSpeed:
-    """Seconds of a step of another library: on ready views, and with its own loader and transforms."""
+    """Seconds per step of another library: on precomputed views, and with its own loader and transforms."""
 
     variant: str
     network_seconds: float
     training_seconds: float
 
 
-def require(rival: str, recipe: Recipe[Any]) -> None:
-    """Say what a comparison lacks before anything is measured."""
+def require(rival: str, recipe: Recipe) -> None:
+    """Check what a comparison needs before anything is measured."""
     if rival not in RIVALS:
-        raise UserError(f"--against: nothing is known of '{rival}'{suggestion(rival, RIVALS)}")
+        raise UserError(f"--against: unknown library '{rival}'{suggestion(rival, RIVALS)}")
     try:
         import_module("lightly")
     except ImportError as error:
         raise UserError("--against lightly: lightly is not installed (pip install lightly)") from error
-    if recipe.method.name != "tico" or recipe.method.symmetric:
-        raise UserError("--against lightly compares TiCo in the form of the paper: method.name=tico, not symmetric")
+    if recipe.method.name != "tico" or _settings(recipe).symmetric:
+        raise UserError("--against lightly compares TiCo as in the paper: method.name=tico, not symmetric")
     if recipe.backbone.channels != 3:
-        raise UserError("--against lightly: its transforms take images of three channels")
+        raise UserError("--against lightly: its transforms need images of three channels")
+
+
+def _settings(recipe: Recipe) -> tico.Config:
+    return tico.Config.model_validate(recipe.method.model_dump())
 
 
 def time_lightly(subject: Subject, seconds: float) -> list[RivalSpeed]:
@@ -61,7 +66,7 @@ def time_lightly(subject: Subject, seconds: float) -> list[RivalSpeed]:
 def _time_variant(
     subject: Subject, seconds: float, name: str, precision: torch.dtype, channels_last: bool
 ) -> RivalSpeed:
-    torch.backends.cudnn.benchmark = channels_last  # the example does not set it; a step of this package may have
+    torch.backends.cudnn.benchmark = channels_last  # the example does not set it; a step of this package may
     step = LightlyStep(subject.recipe, subject.device, precision, channels_last)
     first, second, *_ = subject.views.make(subject.raw.pixels, subject.raw.decisions)
     first, second = first.float(), second.float()
@@ -70,10 +75,10 @@ def _time_variant(
 
 
 def _time_training(subject: Subject, step: "LightlyStep", seconds: float) -> float:
-    """Mean seconds of a step with lightly's transforms in a DataLoader."""
+    """Mean seconds per step with lightly's transforms in a DataLoader."""
     workers = default_workers()
     pictures = _Pictures(subject.source, _transform(subject.recipe.data.image_size))
-    # One endless epoch: the example starts its workers anew in each, which is left out to its advantage.
+    # One endless epoch: the example restarts its workers in every epoch, which is left out in its favour.
     order = RandomSampler(pictures, replacement=True, num_samples=ENDLESS)
     batches = iter(DataLoader(pictures, subject.batch, sampler=order, num_workers=workers, prefetch_factor=AHEAD))
     ahead = AHEAD * workers
@@ -81,15 +86,15 @@ def _time_training(subject: Subject, step: "LightlyStep", seconds: float) -> flo
 
 
 class LightlyStep:
-    """A step of training put together from lightly's parts, in the order of its example."""
+    """A training step built from lightly's parts, in the order of its example."""
 
-    def __init__(self, recipe: Recipe[Any], device: torch.device, precision: torch.dtype, channels_last: bool) -> None:
+    def __init__(self, recipe: Recipe, device: torch.device, precision: torch.dtype, channels_last: bool) -> None:
         self.device, self.precision = device, precision
         self.format = torch.channels_last if channels_last else torch.contiguous_format
-        models, data = import_module("lightly.models.utils"), recipe.data
+        models, data, settings = import_module("lightly.models.utils"), recipe.data, _settings(recipe)
         backbone = build_backbone(recipe.backbone, data.image_size, data.mean, data.std)
         head = import_module("lightly.models.modules.heads").TiCoProjectionHead(
-            backbone.width, recipe.method.hidden, recipe.method.dim
+            backbone.width, settings.hidden, settings.dim
         )
         self.online = nn.ModuleList([backbone, head]).to(device).to(memory_format=self.format)
         self.momentum = copy.deepcopy(self.online)
@@ -120,7 +125,7 @@ def _embedded(network: nn.ModuleList, images: Tensor) -> Tensor:
 
 
 def _transform(size: int) -> Any:
-    """TiCo's, without blur for small images, as its example for CIFAR-10 has it."""
+    """TiCo's transform, without blur for small images, as in its CIFAR-10 example."""
     transforms = import_module("lightly.transforms.tico_transform")
     settings = {"input_size": size} | ({"gaussian_blur": 0.0} if size <= SMALL_IMAGE else {})
     return transforms.TiCoTransform(
@@ -133,7 +138,7 @@ class _Pictures(Dataset[Any]):
 
     def __init__(self, source: Source, transform: Any) -> None:
         self.source, self.transform = source, transform
-        # Channels last beforehand, as torchvision's data sets keep them.
+        # Channels last in advance, as torchvision's data sets keep them.
         self.arrays = None if source.images is None else source.images.permute(0, 2, 3, 1).contiguous().numpy()
 
     def __len__(self) -> int:

@@ -1,9 +1,8 @@
-"""The roofline: how fast a training step could be if every operation ran at a measured ceiling of the device.
+"""The roofline: training throughput if every operation ran at a measured ceiling of the device.
 
-An operation takes at least the time of its arithmetic and at least the time of its memory traffic; the roofline is the
-sum of the longer of the two. Counted are convolutions, linear layers, BatchNorm (with the ReLU behind it) and
-max-pooling, as they are called in one forward pass of the method itself: what it sends through which network, with and
-without gradient, need not be said again here.
+An operation takes at least the time of its arithmetic and at least the time of its memory traffic; the roofline sums
+the longer of the two. Convolutions, linear layers, BatchNorm (with the ReLU behind it) and max-pooling are counted, as
+they are called in one forward pass of the method itself: networks and gradients need no description here.
 """
 
 from collections.abc import Sequence
@@ -21,14 +20,14 @@ from tico_ssl.training.pretrain import build_method
 from tico_ssl.views.executor import Views
 
 COUNTED = (nn.Conv2d, nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d, nn.MaxPool2d)
-NORM_FORWARD = 3  # passes over the activation: read for the statistics, read, write
-NORM_BACKWARD = 5  # gradient and activation for two sums, both again for the gradient that is written
-IMAGES = 2  # in the forward pass that is looked at: the fewest that BatchNorm takes
+NORM_FORWARD = 3  # passes over the activation: read for the statistics, read and write to normalise
+NORM_BACKWARD = 5  # read gradient and activation for two sums, read both again, write the gradient
+IMAGES = 2  # in the traced forward pass: the fewest that BatchNorm takes
 
 
 @dataclass(frozen=True)
 class Operation:
-    """Work for one image: arithmetic, and values that travel between the device and its memory."""
+    """Work per image: arithmetic, and values moved between the device and its memory."""
 
     layer: str
     phase: str
@@ -38,18 +37,18 @@ class Operation:
 
 @dataclass(frozen=True)
 class Roofline:
-    """What a training step costs for one image, and how many images a second the ceilings would allow."""
+    """Cost of a training step per image, and the throughput at the ceilings."""
 
     gflop: float
     forward_gflop: float
     megabytes: float
     images_per_second: float
     limited_by_memory: float
-    """Share of the time in operations that wait for memory rather than for arithmetic."""
+    """Share of the time in memory-bound operations."""
 
 
 def roofline(operations: Sequence[Operation], ceilings: Ceilings, width: int) -> Roofline:
-    """The sum over operations of values of `width` bytes."""
+    """Sum over operations on values of `width` bytes."""
     total = waiting = 0.0
     for operation in operations:
         arithmetic = operation.flops / ceilings.flops_per_second
@@ -65,8 +64,8 @@ def roofline(operations: Sequence[Operation], ceilings: Ceilings, width: int) ->
     )
 
 
-def step_operations(recipe: Recipe[Any]) -> list[Operation]:
-    """All operations of a training step of a recipe, found by one forward pass on the CPU."""
+def step_operations(recipe: Recipe) -> list[Operation]:
+    """All operations of a recipe's training step, found by one forward pass on the CPU."""
     device, data = torch.device("cpu"), recipe.data
     method = build_method(recipe, device, torch.float32)
     views = Views(recipe.views, data.image_size, data.mean, data.std)
@@ -76,7 +75,7 @@ def step_operations(recipe: Recipe[Any]) -> list[Operation]:
 
 
 def operations_of(network: nn.Module, argument: Any, images: int, batch: int) -> list[Operation]:
-    """What a forward pass of so many images does, and the backward pass that would follow, for one image of a batch."""
+    """Operations of a forward pass of `images` images, and of its backward pass, per image of a batch."""
     found: list[Operation] = []
     names: dict[nn.Module, str] = {
         module: name for name, module in network.named_modules() if isinstance(module, COUNTED)
@@ -97,10 +96,10 @@ def operations_of(network: nn.Module, argument: Any, images: int, batch: int) ->
 def _operations(
     name: str, module: nn.Module, given: Tensor, output: Tensor, images: int, batch: int
 ) -> list[Operation]:
-    """The forward operation of a layer and, where a gradient will flow, the backward ones."""
+    """The forward operation of a layer and, if it needs a gradient, the backward ones."""
     into, out = given.numel() / images, output.numel() / images
     if isinstance(module, nn.Conv2d | nn.Linear):
-        flops = 2 * out * module.weight[0].numel()  # a product and a sum for each weight of an output
+        flops = 2 * out * module.weight[0].numel()  # a multiply-add per weight and output
         # Each of the three reads two of input, output and weights (or their gradients) and writes the third.
         values = into + out + module.weight.numel() / batch
         gradients = torch.is_grad_enabled() * (int(given.requires_grad) + int(module.weight.requires_grad))

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, and how fast whole steps are in each way of carrying them out."""
+"""Time of the stages of a training step, and of whole steps in each execution."""
 
 import gc
 import statistics
@@ -23,15 +23,15 @@ from tico_ssl.training.pretrain import build_method
 from tico_ssl.training.step import Step, as_input
 from tico_ssl.views.executor import Views
 
-LR, PROGRESS = 1e-4, 0.5  # their values do not change what a step costs; a small rate keeps numbers finite
+LR, PROGRESS = 1e-4, 0.5  # do not change the cost of a step; a small learning rate keeps values finite
 ENDLESS = 10**9  # steps
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured: a recipe on a device, with images for it."""
+    """A recipe under measurement on a device, with images for it."""
 
-    recipe: Recipe[Any]
+    recipe: Recipe
     device: torch.device
     precision: torch.dtype
     source: Source
@@ -41,8 +41,8 @@ class Subject:
     workers: int
 
     @classmethod
-    def of(cls, recipe: Recipe[Any], device: torch.device, precision: torch.dtype, source: Source) -> "Subject":
-        """Views, a loader and a first batch of a source."""
+    def of(cls, recipe: Recipe, device: torch.device, precision: torch.dtype, source: Source) -> "Subject":
+        """Views, a loader and a first batch from a source."""
         data, settings = recipe.data, recipe.training
         views = Views(recipe.views, data.image_size, data.mean, data.std, precision)
         workers = settings.workers or default_workers()
@@ -51,29 +51,29 @@ class Subject:
 
     @property
     def batch(self) -> int:
-        """Images of a step."""
+        """Images per step."""
         return self.recipe.training.batch_size
 
     def raw_batches(self) -> Iterator[RawBatch]:
-        """The loader's batches, without end."""
+        """The loader's batches, endlessly."""
         return self.loader.iterate(0, ENDLESS)
 
-    def by(self, execution: Execution) -> Recipe[Any]:
-        """The recipe with another way of carrying out steps, for which networks may be built differently."""
+    def by(self, execution: Execution) -> Recipe:
+        """The recipe with another execution, for which networks may be built differently."""
         training = self.recipe.training.model_copy(update={"execution": execution})
         return self.recipe.model_copy(update={"training": training})
 
 
 class ReadyViews(Views):
-    """Hands on views that were made beforehand."""
+    """Passes precomputed views through."""
 
     def make(self, pixels: Any, decisions: Tensor) -> tuple[Tensor, ...]:
-        """The views as they came."""
+        """The precomputed views."""
         return tuple(pixels)
 
 
 class StagedStep:
-    """A step of training, eagerly, that can be stopped at its joints."""
+    """An eager training step that can be timed stage by stage."""
 
     made: tuple[Tensor, ...]
     output: StepOutput
@@ -106,16 +106,16 @@ class StagedStep:
             nn.utils.clip_grad_norm_(self.method.parameters(), largest)
 
     def optimiser(self) -> None:
-        """The weights move."""
+        """The optimiser step."""
         self.optimizer.step()
 
     def target(self) -> None:
-        """What follows the optimiser: the target network."""
+        """The update after the optimiser: the target network."""
         self.method.after_step(self.progress)
 
 
 def time_stages(subject: Subject, seconds: float) -> dict[str, float]:
-    """Median seconds of each part of an eager step."""
+    """Median seconds of each stage of an eager step."""
     step = StagedStep(subject)
     works = [step.views, step.forward, step.backward, step.optimiser, step.target]
     times = time_in_turn({work.__name__: work for work in works}, seconds, subject.device)
@@ -124,8 +124,8 @@ def time_stages(subject: Subject, seconds: float) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of a step: on ready views, with the views, and with the loader that training has. And the most memory of
-    a GPU that was taken meanwhile, images that lie there included. `execution` is what was really carried out."""
+    """Seconds per step: on precomputed views, with views, and with the loader of training. And the peak GPU memory,
+    including images stored there. `execution` is the actual one."""
 
     execution: str
     network_seconds: float
@@ -135,9 +135,9 @@ class Speed:
 
 
 def time_execution(subject: Subject, execution: Execution, seconds: float) -> Speed:
-    """Whole steps as training makes them."""
+    """Time whole training steps."""
     gc.collect()
-    torch.cuda.empty_cache()  # a graph has memory of its own and cannot take what was kept for others
+    torch.cuda.empty_cache()  # a CUDA graph has its own memory pool and cannot use cached blocks
     on_gpu = subject.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -152,7 +152,7 @@ def time_execution(subject: Subject, execution: Execution, seconds: float) -> Sp
 
     step = step_with(ReadyViews(recipe.views, data.image_size, data.mean, data.std))
     network = time_calls(lambda: step(ready, LR, PROGRESS), seconds, device)
-    del step  # with its graph, for which there is no room twice when a batch is large
+    del step  # with its graph: two may not fit when a batch is large
     gc.collect()
     torch.cuda.empty_cache()
     step = step_with(subject.views)
@@ -165,13 +165,13 @@ def time_execution(subject: Subject, execution: Execution, seconds: float) -> Sp
 
 
 def time_loader(subject: Subject, seconds: float) -> float:
-    """Mean seconds until the loader has handed over a batch."""
+    """Mean seconds per batch of the loader."""
     batches = subject.raw_batches()
     return statistics.fmean(time_calls(lambda: next(batches), seconds, subject.device, **in_full_flow(subject)))
 
 
 def in_full_flow(subject: Subject) -> dict[str, int]:
-    """Worker processes begin with empty hands and deliver in bursts: batches to let pass, and to take the mean of."""
+    """Worker processes start empty and deliver in bursts: batches to skip, and to average over."""
     if subject.source.images is not None:
         return {}
     ahead = 2 + AHEAD * subject.workers * CHUNK // subject.batch

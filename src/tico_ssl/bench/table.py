@@ -9,19 +9,19 @@ from tico_ssl.runtime.progress import console, say
 
 
 def print_report(report: Report) -> None:
-    """What the machine could do, what it does, and how another library fares."""
+    """Print ceilings, measured throughput and the comparison with another library."""
     ceilings, roof = report.ceilings, report.roofline
     size = f"{report.image_size} px, batch {report.batch}, {report.precision}"
     say(f"recipe     {report.recipe}: {report.network}, {size}")
     say(f"device     {report.device}")
     say(f"images     {report.images}")
     say(
-        f"ceilings   {ceilings.flops_per_second / 1e12:,.3g} TFLOP/s in matrix products, "
+        f"ceilings   {ceilings.flops_per_second / 1e12:,.3g} TFLOP/s in matmuls, "
         f"{ceilings.bytes_per_second / 1e9:,.3g} GB/s in copies, both measured"
     )
     say(
         f"roofline   {roof.images_per_second:,.0f} images/s: a step takes {roof.gflop:.3g} GFLOP and moves "
-        f"{roof.megabytes:,.3g} MB an image; {roof.limited_by_memory:.0%} of the time is memory's"
+        f"{roof.megabytes:,.3g} MB per image; {roof.limited_by_memory:.0%} of the time is memory-bound"
     )
     console.print(_steps(report))
     for rival in report.against:
@@ -56,7 +56,7 @@ def _steps(report: Report) -> Table:
 
 
 def _comparison(report: Report, rival: str) -> Table:
-    """Images a second of the other library, of this one, and how many times as many these are."""
+    """Images per second of the other library and of this one, and the speedup."""
     table = Table("", title=f"against {rival}", title_justify="left", title_style="")
     eager = [speed for speed in report.speeds if speed.execution == "eager"]
     sides = {"eager here": eager, "best here": report.speeds} if len(report.speeds) > 1 else {"here": eager}
@@ -74,12 +74,12 @@ def _comparison(report: Report, rival: str) -> Table:
 
 
 def _methods(report: Report) -> Table:
-    """Steps of all methods with their views, beside TiCo's."""
+    """Training steps of all methods, views included, relative to TiCo's."""
     title = f"every method, {report.methods[0].execution} steps with views"
     table = Table(title=title, title_justify="left", title_style="", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("", no_wrap=True)
     memory = () if report.methods[0].peak_bytes is None else ("GB at peak", "x TiCo")
-    for column in ("ms", "x TiCo", "images a second", "passes", *memory, "MB of state"):
+    for column in ("ms", "x TiCo", "images/s", "passes", *memory, "MB of state"):
         table.add_column(column, justify="right")
     for cost in report.methods:
         name = cost.method if cost.views == "2 views" else f"{cost.method}, {cost.views}"

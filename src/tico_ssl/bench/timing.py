@@ -1,4 +1,4 @@
-"""Clocks: work repeated for so many seconds, timed by the clock of the device that does it."""
+"""Timing: work repeated for some seconds, timed by the clock of its device."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import torch
 
-Mark = float | torch.cuda.Event  # a time on the clock, or an event in the stream of a GPU
+Mark = float | torch.cuda.Event  # a time in seconds, or an event in a CUDA stream
 
-AHEAD = 4  # rounds that the CPU may be ahead of a GPU, lest it queue up minutes of work
-WARM_UP = {"cuda": 6}  # rounds in which libraries choose algorithms, and after three of which a step is recorded
+AHEAD = 4  # rounds that the CPU may be ahead of the GPU, so that no minutes of work pile up in its stream
+WARM_UP = {"cuda": 6}  # rounds in which libraries choose algorithms, and a step is captured (after three)
 
 
 def time_in_turn(
@@ -19,7 +19,7 @@ def time_in_turn(
     warm_up: int = 0,
     at_least: int = 3,
 ) -> dict[str, list[float]]:
-    """Seconds of every call, for pieces of work that are done one after the other, round after round."""
+    """Seconds of every call, for several pieces of work that alternate round by round."""
     for _ in range(max(warm_up, WARM_UP.get(device.type, 2))):
         for work in works.values():
             work()

@@ -5,14 +5,15 @@ overrides (`training.epochs=5`, `views.*.blur=0`, `method=simclr`) come last. Th
 they were specified. A method other than the base's starts from its own defaults.
 """
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
 from tico_ssl.config import catalogue
 from tico_ssl.config.section import MethodConfig, Section, validate
@@ -20,7 +21,6 @@ from tico_ssl.config.sections import BackboneConfig, DataConfig, OptimizerConfig
 from tico_ssl.config.views import ViewPolicy, named_policy
 from tico_ssl.runtime.errors import UserError, suggestion
 
-M = TypeVar("M", bound=MethodConfig)
 Tell = Callable[[str], object]  # receives notes for the user
 
 METHOD = "tico"  # default
@@ -30,26 +30,26 @@ def _nobody(line: str) -> None:
     """Ignore a note."""
 
 
-class Recipe(Section, Generic[M]):
-    """A whole run."""
+class Recipe(Section):
+    """A whole run. The type of `method` is narrowed to the settings of the method that a recipe names."""
 
     description: str = ""
     """Purpose of this recipe, and the result to expect."""
     data: DataConfig = DataConfig()
     views: Annotated[list[ViewPolicy], Field(min_length=1)]
     backbone: BackboneConfig = BackboneConfig()
-    method: M
+    method: MethodConfig
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
 
     @model_validator(mode="after")
-    def _parts(self) -> "Recipe[M]":
+    def _parts(self) -> "Recipe":
         if self.training.batch_size % self.training.parts:
             raise ValueError(f"training.parts {self.training.parts} does not divide {self.training.batch_size} images")
         return self
 
     @model_validator(mode="after")
-    def _channels(self) -> "Recipe[M]":
+    def _channels(self) -> "Recipe":
         for name in ("mean", "std"):
             values = getattr(self.data, name)
             if len(values) != self.backbone.channels:
@@ -59,7 +59,7 @@ class Recipe(Section, Generic[M]):
         return self
 
     @model_validator(mode="after")
-    def _enough_views(self) -> "Recipe[M]":
+    def _enough_views(self) -> "Recipe":
         views = sum(policy.count for policy in self.views)
         if views < self.method.minimum_views:
             raise ValueError(
@@ -70,7 +70,7 @@ class Recipe(Section, Generic[M]):
 
 def load_recipe(
     source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None, tell: Tell = _nobody
-) -> Recipe[Any]:
+) -> Recipe:
     """The recipe of a name, a file or a mapping, with overrides, checked. `tell` receives a line about settings that
     were dropped because the method was changed."""
     notes: list[str] = []
@@ -85,10 +85,16 @@ def load_recipe(
     if not isinstance(method, dict) or not isinstance(method.get("name", ""), str):
         raise UserError(f"{where}: 'method' must be a mapping with a name")
     kind = catalogue.declaration("methods", method.get("name", METHOD), "Config")
-    recipe: Recipe[Any] = validate(Recipe[kind], values | {"method": method}, where)  # type: ignore[valid-type]
+    recipe = validate(_with_settings(kind), values | {"method": method}, where)
     for note in notes:
         tell(note)
     return recipe
+
+
+@functools.cache
+def _with_settings(kind: type[MethodConfig]) -> type[Recipe]:
+    """A recipe whose method has these settings."""
+    return create_model("Recipe", __base__=Recipe, method=(kind, ...))
 
 
 def packaged_recipes() -> list[str]:
@@ -111,7 +117,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     return key, parse_yaml(value, f"override {key}")
 
 
-def dump_recipe(recipe: Recipe[Any]) -> str:
+def dump_recipe(recipe: Recipe) -> str:
     """The recipe as YAML, itself a valid recipe."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, width=120)
 

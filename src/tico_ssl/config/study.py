@@ -109,7 +109,7 @@ class Variant:
     recipe: str
     changes: Changes
 
-    def load(self, seed: int = 0, epochs: int | None = None) -> Recipe[Any]:
+    def load(self, seed: int = 0, epochs: int | None = None) -> Recipe:
         """Its recipe, checked."""
         try:
             return load_recipe(self.recipe, self.with_seed(seed, epochs))

@@ -1,13 +1,13 @@
-"""One file per protocol; the file name is the name on the command line, and a dotted import path is one elsewhere.
+"""One file per protocol; the file name is the name on the command line. Out of tree: a dotted import path.
 
-A protocol has `Config`, a Section with its settings, `METRICS`, what its numbers mean (see `Metric`), and
-`run(context, config) -> Result`. Every number of a trained backbone stands beside the same number of an untrained one
-(and of raw pixels, where images are small), so that "did pretraining help?" is answered. Without METRICS its numbers
-are shown as they are, and do not answer that.
+A protocol has `Config`, a Section with its settings, `METRICS`, which describes its metrics (see `Metric`), and
+`run(context, config) -> Result`. Every metric of a trained backbone is reported beside that of an untrained one (and of
+raw pixels, where images are small), to answer "did pretraining help?". Without METRICS, values are shown as they are
+and give no verdict.
 
-A protocol that needs other data than labelled images has its own `open_context(run, data)`, which makes what its `run`
-gets as context (see `detection`). `NOT_IN_ALL`, where a protocol has it, says why `tico evaluate RUN all` leaves it
-out; what the data do not allow, `run` says itself, by a UserError.
+A protocol that needs other data than labelled images has its own `open_context(run, data)`, which creates the context
+of its `run` (see `detection`). The optional `NOT_IN_ALL` says why `tico evaluate RUN all` leaves the protocol out; if
+the data do not allow it, `run` raises a UserError.
 """
 
 from typing import TYPE_CHECKING

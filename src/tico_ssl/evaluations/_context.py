@@ -1,4 +1,4 @@
-"""What every protocol gets: backbones, images to evaluate them on, features extracted once, the form of a result."""
+"""The context of every protocol: backbones, data, features extracted once, and how a result is made."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ from tico_ssl.runtime.progress import say
 class Context:
     """A trained backbone, an untrained twin, and data to evaluate them on. Features are extracted once.
 
-    `cache` keeps features and `home` the state of long protocols from one command to the next, where there are such.
+    `cache` keeps features, and `home` the state of long protocols, between commands; both are optional.
     """
 
     backbones: dict[str, Backbone]
@@ -46,29 +46,29 @@ class Context:
     cache: FeatureCache = field(default_factory=lambda: FeatureCache(None))
     home: Path | None = None
     reopen: Callable[[int], Source] | None = None
-    """The training images again, large JPEGs reduced only as far as the shorter side keeps so many pixels."""
+    """The training images again, with large JPEGs reduced in decoding only down to this shorter side."""
     run: Path | None = None
-    """The folder of the run that the backbone comes from, if it does: its recipe has views and a projector."""
+    """The run folder of the backbone, if it has one: its recipe defines views and a projector."""
     protocol: str = "this protocol"
-    """Under which name it is being evaluated: that of the catalogue, or a dotted path."""
+    """The protocol's name: that of the catalogue, or a dotted path."""
     kept: dict[Any, Any] = field(default_factory=dict)
-    """What one protocol has made and another may use, such as features of augmented views."""
+    """Intermediate results that protocols share, such as features of augmented views."""
 
     @cached_property
     def representations(self) -> list[str]:
-        """What is compared."""
+        """The representations under comparison."""
         small = self.train.images is not None and max(self.train.images.shape[-2:]) <= SMALL_IMAGE
         return [*self.backbones, *(["pixels"] if small and self.test.images is not None else [])]
 
     def labels(self, several: bool = False) -> tuple[Tensor, Tensor]:
-        """The class of every training and test image, or a line that says what is missing, before any work is done.
-        With `several`, an image may have several classes."""
+        """The class of every training and test image; a UserError where there is none, before any work is done. With
+        `several`, an image may have several classes."""
         empty = torch.empty(0)
         features = Features(empty, empty, self.train.labels, self.test.labels)
         return features.raw_labels(self.protocol) if several else features.labels(self.protocol)
 
     def features(self, representation: str, whole: bool = False) -> Features:
-        """Features of both splits under one representation: of central squares, or of whole images pressed into one."""
+        """Features of both splits under one representation: of central crops, or of whole images (squash resize)."""
         key = (representation, whole and not self._square)
         if key not in self._features:
             if representation == "pixels":
@@ -81,7 +81,7 @@ class Context:
 
     @cached_property
     def _square(self) -> bool:
-        """Whether all images are as the network takes them, so that their centre is the whole."""
+        """Whether all images have the network's input size, so that the central crop is the whole image."""
         side = next(iter(self.backbones.values())).image_size
         return all(s.images is not None and s.images.shape[-2:] == (side, side) for s in (self.train, self.test))
 
@@ -90,13 +90,13 @@ class Context:
         return {}
 
     def training_images(self, shorter: int) -> Source:
-        """For crops: images of one size are as they are, files are decoded so that their shorter side suffices."""
+        """For random crops: arrays as they are, files decoded at a sufficient shorter side."""
         return self.train if self.train.images is not None or self.reopen is None else self.reopen(shorter)
 
     def compare(
         self, config: Section, measure: Callable[[Features], Numbers], representations: Sequence[str] | None = None
     ) -> Result:
-        """The same measurement on every representation."""
+        """The same metrics for every representation."""
         start = perf_counter()
         names = self.representations if representations is None else representations
         numbers = {name: measure(self.features(name)) for name in names}
@@ -108,8 +108,8 @@ class Context:
         return Result(self.protocol, settings, data, self.checkpoint, self.seed, numbers, round(seconds, 2))
 
     def part(self, config: Section, name: str, make: Callable[[Path | None], Numbers]) -> Numbers:
-        """The numbers of a part of a long protocol. One that has been finished is not made again; `make` gets a place,
-        without a suffix, for a checkpoint of one that has not. Of images that nothing identifies, nothing is kept."""
+        """The metrics of a part of a long protocol, computed once. `make` gets a path, without suffix, for its
+        checkpoint. Without a fingerprint of the images, nothing is kept."""
         if self.home is None or None in self._images:
             return make(None)
         decisive = [config.model_dump(mode="json"), self.data, self.checkpoint, self.seed, self._images]
@@ -117,14 +117,14 @@ class Context:
         place = self.home / "evaluations" / f"{self.protocol}-{short}" / name
         finished = place.with_name(f"{name}.json")
         if finished.is_file():
-            say(f"{self.protocol} {name}: already made, {finished}")
+            say(f"{self.protocol} {name}: already done, {finished}")
             kept: Numbers = json.loads(finished.read_text(encoding="utf-8"))
             return kept
         numbers = make(place)
         if distributed.is_main():
             place.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(finished, json.dumps(numbers) + "\n")
-            for suffix in (".pt", ".jsonl"):  # what it would have gone on with
+            for suffix in (".pt", ".jsonl"):  # the checkpoint of the finished part
                 place.with_name(name + suffix).unlink(missing_ok=True)
         return numbers
 
@@ -134,8 +134,8 @@ class Context:
 
 
 def open_context(run: str | Path, data: Given | None = None, cache: bool = False) -> Context:
-    """Backbones and data of a run, a file or a model by name, ready for protocols. With `cache`, features and the state
-    of long protocols are kept in the run's folder."""
+    """Open the backbones and data of a run, a backbone file or a model by name. With `cache`, features and the state of
+    long protocols are kept in the run's folder."""
     subject = open_subject(run, data)
     backbone, config, seed, device = subject.backbone, subject.data, subject.seed, choose_device()
     channels, shorter = backbone.config.channels, needed_side(backbone)

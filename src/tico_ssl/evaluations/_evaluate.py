@@ -1,4 +1,4 @@
-"""Evaluate a backbone by one protocol or many. Mistakes are refused before torch is imported."""
+"""Evaluate a backbone by one protocol or several. User errors are raised before torch is imported."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -27,13 +27,13 @@ def evaluate(
     weights: str | Path | None = None,
     cache: bool = True,
 ) -> Result:
-    """Evaluate a run, a backbone file or a model by name with a protocol, and add the result to its results.jsonl."""
+    """Evaluate a run, a backbone file or a model by name, and append the result to its results.jsonl."""
     subject = run if weights is None else imported(run, weights, data)
     return evaluate_all(subject, [protocol], data, overrides, cache)[0]
 
 
 def imported(name: str | Path, weights: str | Path, data: Given | None) -> Path:
-    """A model with weights from elsewhere, written as a backbone file."""
+    """Write a model with weights from another library as a backbone file."""
     from tico_ssl.features.subjects import import_model
 
     return import_model(name, weights, data)
@@ -52,7 +52,7 @@ def evaluate_all(
     everything = ALL in protocols
     chosen = catalogue.entries("evaluations") if everything else list(protocols)
     given = overrides_by_protocol(chosen, overrides or {})
-    for protocol in chosen:  # a misspelt name or key is said before the work begins
+    for protocol in chosen:  # a misspelt name or key is an error before the work begins
         kind = catalogue.declaration("evaluations", protocol, "Config")
         validate(kind, given[protocol], f"evaluation {protocol}")
         declared(protocol)
@@ -63,10 +63,10 @@ def evaluate_all(
 
     device = choose_device()
     tune_process(device)
-    with distributed.session(device):  # one for all of them: processes do not meet twice under one launcher
+    with distributed.session(device):  # one for all protocols: a process group is initialised once per launch
         results = list(_results(run, chosen, data, given, cache, everything))
     if not results:
-        raise UserError(f"{in_words(data)}: there is no protocol that these data allow")
+        raise UserError(f"{in_words(data)}: no protocol supports these data")
     return results
 
 
@@ -78,7 +78,7 @@ def _results(
     cache: bool,
     lenient: bool,
 ) -> Iterator[Result]:
-    """One protocol after the other; a lenient evaluation goes on after one that the data do not allow."""
+    """One protocol after the other; if lenient, protocols that the data do not allow are skipped."""
     from tico_ssl.evaluations._context import open_context
 
     contexts: dict[Callable[..., Any], Any] = {}
@@ -100,7 +100,7 @@ def _results(
 
 
 def overrides_by_protocol(protocols: Sequence[str], overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Settings of each protocol: those without a protocol's name before them are for all that have such a setting."""
+    """Settings of each protocol; a key without a protocol's name is for all that have such a setting."""
     given: dict[str, dict[str, Any]] = {protocol: {} for protocol in protocols}
     fields = {name: catalogue.declaration("evaluations", name, "Config").model_fields for name in protocols}
     for key, value in overrides.items():
@@ -108,13 +108,13 @@ def overrides_by_protocol(protocols: Sequence[str], overrides: Mapping[str, Any]
             name = max(named, key=len)
             given[name][key.removeprefix(f"{name}.")] = value
             continue
-        for protocol in [name for name in protocols if key in fields[name]] or protocols:  # nobody's: an error for all
+        for protocol in [name for name in protocols if key in fields[name]] or protocols:  # unknown: an error for all
             given[protocol][key] = value
     return given
 
 
 def evaluate_with(context: Any, run: str | Path, protocol: str, overrides: Mapping[str, Any] | None = None) -> Result:
-    """By one protocol, with a context at hand. Several processes make one result."""
+    """Evaluate by one protocol with an open context. Several processes compute one result."""
     from tico_ssl.runtime import distributed
 
     module = catalogue.load("evaluations", protocol)
@@ -129,9 +129,9 @@ def evaluate_with(context: Any, run: str | Path, protocol: str, overrides: Mappi
 
 
 def _keep(result: Result, home: Path) -> None:
-    """What has been measured is not lost because a folder cannot be written to."""
+    """A folder that cannot be written to does not cost the result."""
     try:
         home.mkdir(parents=True, exist_ok=True)
         append_json_line(Run(home).results_file, asdict(result))
     except OSError as error:
-        say(f"the result of {result.protocol} is not kept: {error}")
+        say(f"the result of {result.protocol} was not saved: {error}")

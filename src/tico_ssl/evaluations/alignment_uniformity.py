@@ -1,4 +1,4 @@
-"""Alignment and uniformity: views of an image together, images apart (Wang and Isola, 2020). Needs no labels."""
+"""Alignment of views of an image, and uniformity of images (Wang and Isola, 2020). Needs no labels."""
 
 from time import perf_counter
 from typing import Annotated
@@ -21,11 +21,11 @@ class Config(ViewSettings):
     """Two views of each image."""
 
     t: Annotated[float, Field(gt=0)] = 2.0
-    """How near two images must be to count: uniformity is the log of the mean of exp(-t distance squared)."""
+    """Uniformity is the log of the mean of exp(-t * squared distance)."""
 
 
 def run(context: Context, config: Config) -> Result:
-    """Both, of the features of every backbone, and of the embedding where there is a projector. Less is better."""
+    """Both metrics for every backbone's features, and for the embedding where there is a projector. Lower is better."""
     begun = perf_counter()
     views = views_of_images(context, config, 2)
     embedded = embeddings(context, views)
@@ -38,5 +38,5 @@ def run(context: Context, config: Config) -> Result:
 
 
 def _both(views: Tensor, t: float) -> Numbers:
-    """Uniformity is that of the first views."""
+    """Uniformity is computed on the first views."""
     return {"alignment": alignment(views[:, 0], views[:, 1]), "uniformity": uniformity(views[:, 0], t)}

@@ -1,4 +1,4 @@
-"""alpha-ReQ: how fast the spectrum of the features falls (Agrawal et al., 2022). Needs no labels."""
+"""alpha-ReQ: exponent of the power-law decay of the features' spectrum (Agrawal et al., 2022). Needs no labels."""
 
 from time import perf_counter
 from typing import Annotated
@@ -13,24 +13,24 @@ from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime.errors import UserError
 
-FEWEST = 4  # points that a slope is fitted to
+FEWEST = 4  # points for the fit
 
 METRICS = (Metric("alpha*", digits=3),)
 
 
 class Config(Section):
-    """Where the power law is fitted."""
+    """Range of the power-law fit."""
 
     images: Annotated[int, Field(ge=2)] = 25_600
-    """At most this many training images."""
+    """Training images, at most."""
     first: Annotated[int, Field(ge=1)] = 5
-    """Index of the first eigenvalue that counts, from 1: the largest few follow no law."""
+    """Index of the first eigenvalue of the fit, from 1: the largest few follow no power law."""
     last: Annotated[int, Field(ge=2)] | None = None
-    """Index of the last; by default half of those that stand above rounding, since few images bend the tail."""
+    """Index of the last; by default half of those above rounding error, since few images bend the tail."""
 
 
 def run(context: Context, config: Config) -> Result:
-    """The exponent of the features of every backbone, and how much of the variation it explains."""
+    """The exponent for every backbone's features, and the R² of the fit."""
     begun = perf_counter()
     fits = {
         name: fitted(eigenvalues(context.features(name).train[: config.images]), config) for name in context.backbones
@@ -41,12 +41,12 @@ def run(context: Context, config: Config) -> Result:
 
 
 def fitted(spectrum: Tensor, config: Config) -> PowerLaw:
-    """The power law of a spectrum where the settings say, or a line that says why there is none."""
+    """The power law of a spectrum in the configured range; a UserError where it cannot be fitted."""
     above = usable(spectrum)
     last = above // 2 if config.last is None else min(config.last, above)
     if last - config.first + 1 < FEWEST:
         raise UserError(
-            f"alpha-req fits {FEWEST} eigenvalues at least, and from {config.first} to {last} there are fewer "
-            f"({above} stand above rounding): give more images or lower first"
+            f"alpha-req needs at least {FEWEST} eigenvalues, and from {config.first} to {last} there are fewer "
+            f"({above} are above rounding error): give more images or lower first"
         )
     return power_law(spectrum, config.first, last)

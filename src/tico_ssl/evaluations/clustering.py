@@ -1,4 +1,4 @@
-"""Clustering: k-means on the test features, and how well its clusters are the classes."""
+"""Clustering: agreement of k-means clusters of the test features with the classes."""
 
 import warnings
 from time import perf_counter
@@ -27,20 +27,20 @@ METRICS = tuple(Metric(name, "%", better="higher") for name in ("nmi", "ari", "a
 
 
 class Config(Section):
-    """How k-means begins and ends."""
+    """Settings of k-means."""
 
     clusters: Annotated[int, Field(ge=2)] | None = None
-    """By default as many as there are classes."""
+    """Number of clusters; by default the number of classes."""
     restarts: Positive = 10
-    """Beginnings by k-means++, of which the one with the smallest distances is kept; labels do not choose."""
+    """k-means++ initialisations; the one with the smallest inertia is kept (labels are not used)."""
     iterations: Positive = 300
-    """Of each, at most."""
+    """Iterations per initialisation, at most."""
     unit_length: bool = True
-    """Bring features to length one first, so that clusters go by direction."""
+    """Normalise features to unit length first."""
     images: Positive = 50_000
-    """At most this many test images, evenly spaced."""
+    """Test images, at most, evenly spaced."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Of the beginnings."""
+    """Seed of the initialisations."""
 
 
 def run(context: Context, config: Config) -> Result:
@@ -61,12 +61,10 @@ def run(context: Context, config: Config) -> Result:
 
 
 def cluster(features: Tensor, classes: int, config: Config, label: str | None = None) -> np.ndarray:
-    """The cluster of every image, by the best of several k-means."""
+    """The cluster of every image, from the best of several k-means."""
     count = config.clusters or classes
     if not 2 <= count <= len(features):
-        raise UserError(
-            f"clustering makes 2 clusters at least and {len(features)} at most of these images, not {count}"
-        )
+        raise UserError(f"clustering needs between 2 and {len(features)} clusters for these images, not {count}")
     values = (normalize(features, dim=1) if config.unit_length else features).float().numpy()
     best: KMeans | None = None
     with warnings.catch_warnings():
@@ -82,8 +80,8 @@ def cluster(features: Tensor, classes: int, config: Config, label: str | None = 
 
 
 def agreement(clusters: np.ndarray, truth: np.ndarray) -> Numbers:
-    """In per cent: mutual information over the mean of both entropies, Rand index adjusted for chance, and the share of
-    images that are right when clusters are given to classes one to one as well as can be."""
+    """In per cent: normalised mutual information (arithmetic mean), adjusted Rand index, and accuracy under the best
+    one-to-one assignment of clusters to classes."""
     table = contingency_matrix(truth, clusters)
     rows, columns = linear_sum_assignment(table, maximize=True)
     return {

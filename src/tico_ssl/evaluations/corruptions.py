@@ -1,6 +1,6 @@
-"""Corruptions: accuracy of classifiers made on clean training images when test images are noisy, blurred or pale.
+"""Corruptions: accuracy of classifiers trained on clean images when test images are noisy, blurred or pale.
 
-Five severities of eight common corruptions (Hendrycks and Dietterich, 2019). Kinds and strengths: `corruption.py`.
+Five severities of eight common corruptions (Hendrycks and Dietterich, 2019). Types and strengths: `corruption.py`.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from tico_ssl.runtime.randomness import generator
 from tico_ssl.views import operations
 from tico_ssl.views.centre import centre_crop
 
-DRAW = 11  # the number, among those of the purpose "probe", of the noise
+DRAW = 11  # random stream of the noise within the purpose "probe"
 
 Classifier = Callable[[Tensor], Tensor]
 
@@ -36,29 +36,29 @@ METRICS = (Metric("*_lost", "%", better="lower"), Metric("*", "%", better="highe
 
 
 class Config(Section):
-    """What is done to which images, and who is asked about them."""
+    """Which corruptions of which images, and the classifiers."""
 
     kinds: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] = tuple(STRENGTHS)
-    """Corruptions."""
+    """Corruption types."""
     images: Positive = 500
-    """At most this many test images, evenly spaced; each is seen once for every corruption and severity."""
+    """Test images, at most, evenly spaced; each is corrupted in every type and severity."""
     k: Positive = 20
-    """Neighbours that vote in kNN, with a temperature of 0.07."""
+    """Neighbours of the kNN classifier (temperature 0.07)."""
     weight_decay: Rate = 1e-3
-    """Of the linear probe on standardised features."""
+    """Weight decay of the linear probe on standardised features."""
     iterations: Positive = 100
-    """Of the probe's L-BFGS."""
+    """L-BFGS iterations of the probe, at most."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Of the noise."""
+    """Seed of the noise."""
 
 
 def run(context: Context, config: Config) -> Result:
-    """For kNN and the linear probe of each backbone, in per cent: accuracy on clean images, mean accuracy over all
-    corruptions and severities, what share of the clean accuracy is lost, and the mean of each corruption. The accuracy
-    at each severity is in the result's data, under `severities`."""
+    """For kNN and the linear probe, in per cent: clean accuracy, mean accuracy over all corruptions and severities, the
+    share of the clean accuracy that is lost, and the mean per corruption. The accuracy at each severity is in the
+    result's data, under `severities`."""
     begun = perf_counter()
     context.labels()
-    for kind in config.kinds:  # a misspelt one is said before the work begins
+    for kind in config.kinds:  # a misspelt type is an error before the work begins
         strength(kind, 1, 1)
     classifiers = {name: _classifiers(context, name, config) for name in context.backbones}
     clean, labels = _central_squares(context, config.images)
@@ -79,7 +79,7 @@ def run(context: Context, config: Config) -> Result:
 
 
 def _central_squares(context: Context, most: int) -> tuple[Tensor, Tensor]:
-    """The test images as the backbones see them, as bytes, and their classes: corruptions come after the crop."""
+    """The central crops of the test images as bytes, and their classes: corruptions come after the crop."""
     source = context.test.limited(most)
     assert source.labels is not None
     size = next(iter(context.backbones.values())).image_size
@@ -91,7 +91,7 @@ def _central_squares(context: Context, most: int) -> tuple[Tensor, Tensor]:
 
 
 def _classifiers(context: Context, name: str, config: Config) -> dict[str, Classifier]:
-    """kNN and a linear probe on the clean training features of a backbone."""
+    """kNN and a linear probe on a backbone's clean training features."""
     features = context.features(name)
     labels, _ = features.labels()
     train, known = features.train.to(context.device), labels.to(context.device)
@@ -108,7 +108,7 @@ def _classifiers(context: Context, name: str, config: Config) -> dict[str, Class
 def _features(
     context: Context, clean: Tensor, kind: str, severity: int, draw: torch.Generator, batch: int = 256
 ) -> dict[str, Tensor]:
-    """What each backbone makes of the images after a corruption; severity 0 leaves them clean."""
+    """Features of each backbone for corrupted images; severity 0 leaves them clean."""
     features: dict[str, list[Tensor]] = {name: [] for name in context.backbones}
     for part in clean.split(batch):
         seen = (corrupt(part, kind, severity, draw) if severity else part).to(context.device) / 255
@@ -120,7 +120,7 @@ def _features(
 
 
 def _summary(classifier: str, accuracies: dict[str, list[float]]) -> Numbers:
-    """What a classifier's accuracies come to."""
+    """Summary metrics of a classifier."""
     (clean,) = accuracies["clean"]
     means = {kind: float(np.mean(found)) for kind, found in accuracies.items() if kind != "clean"}
     corrupted = float(np.mean(list(means.values())))

@@ -1,6 +1,6 @@
 """Object detection: Faster R-CNN on top of the backbone, by the paper's schedule for VOC07+12 (VOC or COCO folder).
 
-Beside it the same detector from a random backbone, trained in the same way.
+The baseline is the same detector from a random backbone, trained in the same way.
 """
 
 from tico_ssl.evaluations._detection.protocol import PictureContext, compare, open_picture_context

@@ -1,6 +1,6 @@
-"""Few-shot: logistic regression on frozen features of one, five and ten labelled images of every class.
+"""Few-shot: logistic regression on frozen features of 1, 5 and 10 labelled images per class.
 
-Features have length one and the regression has C = 1, as in Tian et al. (2020). Mean and deviation over several draws.
+Features have unit length and C = 1, as in Tian et al. (2020). Mean and standard deviation over several draws.
 """
 
 from typing import Annotated
@@ -26,18 +26,18 @@ METRICS = (TOP1,)
 
 
 class Config(Section):
-    """How many images, how often."""
+    """Shots, draws and the classifier."""
 
     shots: Annotated[tuple[Positive, ...], Field(min_length=1, strict=False)] = (1, 5, 10)
-    """Labelled images of every class."""
+    """Labelled images per class."""
     draws: Positive = 5
-    """Choices of those images; no two have one in common as long as a class has enough."""
+    """Random subsets per number of shots; disjoint as long as a class has enough images."""
     cost: Annotated[float, Field(gt=0)] = 1.0
-    """C of the regression: what the error of one image costs, against half the squared weights."""
+    """C of the regression: weight of the error of one image against half the squared weights."""
     iterations: Positive = 100
-    """Of L-BFGS."""
+    """L-BFGS iterations, at most."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Of the draws."""
+    """Seed of the draws."""
 
 
 def run(context: Context, config: Config) -> Result:
@@ -46,17 +46,15 @@ def run(context: Context, config: Config) -> Result:
     fewest = int(labels.unique(return_counts=True)[1].min())
     shots = [number for number in config.shots if number <= fewest]
     if not shots:
-        raise UserError(
-            f"{context.protocol} needs {min(config.shots)} images of every class, one has {fewest}: lower shots"
-        )
+        raise UserError(f"{context.protocol} needs {min(config.shots)} images per class, one has {fewest}: lower shots")
     if too_many := [number for number in config.shots if number > fewest]:
         left_out = ", ".join(map(str, too_many))
-        say(f"{context.protocol} without {left_out} a class: one class has {fewest} training images")
+        say(f"{context.protocol} leaves out {left_out} images per class: one class has {fewest} training images")
     return context.compare(config, lambda features: few_shot_accuracy(features, shots, config, context.device))
 
 
 def few_shot_accuracy(features: Features, shots: list[int], config: Config, device: torch.device) -> Numbers:
-    """Mean and deviation of the accuracy for each number of shots."""
+    """Mean and standard deviation of the accuracy for each number of shots."""
     labels, test_labels = features.labels()
     train, test = F.normalize(features.train, dim=1).to(device), F.normalize(features.test, dim=1).to(device)
     classes = int(max(labels.max(), test_labels.max())) + 1

@@ -1,6 +1,6 @@
 """Fine-tuning: all weights trained on all labels.
 
-Beside it an untrained backbone, trained from scratch in the same way. What comes out of the pretrained one is kept as a
+The baseline is an untrained backbone, trained from scratch in the same way. The fine-tuned backbone is kept as a
 backbone file, with its classifier.
 """
 
@@ -24,10 +24,10 @@ METRICS = (TOP1, TOP5)
 
 
 class Config(FineTuning):
-    """VICReg's rates for fine-tuning on a tenth of ImageNet; the paper does not fine-tune on all labels."""
+    """VICReg's learning rates for fine-tuning on 10 % of ImageNet; the paper does not fine-tune on all labels."""
 
     epochs: Positive = 30
-    """Passes over the training images."""
+    """Epochs over the training images."""
 
 
 def run(context: Context, config: Config) -> Result:
@@ -50,7 +50,7 @@ def run(context: Context, config: Config) -> Result:
 
 
 def _write(folder: Path, backbone: Backbone, head: nn.Module, classes: tuple[str, ...]) -> None:
-    """A backbone file as after pretraining, and beside it the linear classifier on its features."""
+    """A backbone file as after pretraining, and the linear classifier on its features."""
     save_backbone(backbone, folder / "backbone.safetensors")
     state = {name: value.detach().cpu().contiguous() for name, value in head.state_dict().items()}
     save_file(state, folder / "head.safetensors", metadata={"classes": "\n".join(classes)})

@@ -1,4 +1,4 @@
-"""Linear evaluation on iNaturalist 2018 by the paper's schedule: 84 epochs, a tenth of the rate after 24, 48 and 72."""
+"""Linear evaluation on iNaturalist 2018 by the paper's schedule: 84 epochs, learning rate / 10 after 24, 48 and 72."""
 
 from typing import Annotated
 
@@ -10,14 +10,14 @@ from tico_ssl.evaluations._classification.transfer import TransferSettings
 from tico_ssl.results.metrics import TOP1, TOP5, Metric
 
 METRICS = (TOP1, TOP5, Metric("lr", shown=False))
-NOT_IN_ALL = "the schedule of one data set; ask for it by name"
+NOT_IN_ALL = "its schedule is for one data set; ask for it by name"
 
 
 class Config(TransferSettings):
     """The paper's settings for iNaturalist 2018."""
 
     epochs: Positive = 84
-    """Passes over the training images."""
+    """Epochs over the training images."""
     lrs: Annotated[tuple[Rate, ...], Field(min_length=1, strict=False)] = (4.0,)
     """Learning rates for this batch size."""
     decay_at: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(strict=False)] = (
@@ -25,9 +25,9 @@ class Config(TransferSettings):
         48 / 84,
         72 / 84,
     )
-    """Steps: after which shares of the training the rates fall."""
+    """schedule=steps: fractions of the training after which the learning rates fall."""
     decay: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Steps: to which share of what they were."""
+    """schedule=steps: factor of each fall."""
 
 
 run = linear_augmented.run

@@ -1,4 +1,4 @@
-"""kNN: weighted votes of the nearest training features, by cosine."""
+"""kNN: weighted votes of the nearest training features by cosine similarity."""
 
 from tico_ssl.evaluations._context import Context
 from tico_ssl.features.knn import knn_accuracy

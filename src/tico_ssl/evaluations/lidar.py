@@ -1,4 +1,4 @@
-"""LiDAR: how many directions tell images apart, against what views change (Thilak et al., 2023). Needs no labels."""
+"""LiDAR: number of directions that separate images rather than their views (Thilak et al., 2023). Needs no labels."""
 
 from time import perf_counter
 from typing import Annotated
@@ -17,17 +17,17 @@ METRICS = (Metric("*lidar", better="higher"), Metric("width", shown=False))
 
 
 class Config(ViewSettings):
-    """Each image is a class of its own, and its views are the members."""
+    """Each image is a class, and its views are the samples."""
 
     views: Annotated[int, Field(ge=2)] = 10
-    """Of each image. The authors take 50 of 1,000 images."""
+    """Views per image. The authors use 50, of 1,000 images."""
     delta: Annotated[float, Field(gt=0)] = 1e-4
-    """Added to the variance within images along every direction."""
+    """Added to the diagonal of the within-image covariance."""
 
 
 def run(context: Context, config: Config) -> Result:
-    """LiDAR of the features of every backbone, of the embedding where there is a projector, and the most that it could
-    be: the width, or one less than there are images."""
+    """LiDAR of every backbone's features, of the embedding where there is a projector, and the upper bound: the width,
+    or the number of images minus one."""
     begun = perf_counter()
     views = views_of_images(context, config, config.views)
     embedded = embeddings(context, views)

@@ -1,6 +1,6 @@
 """Linear probe: softmax regression on frozen, standardised features.
 
-The quick form, on features of unaugmented images: full-batch L-BFGS, the decay chosen on held-out training images.
+The fast form, on features of unaugmented images: full-batch L-BFGS, weight decay chosen on held-out training images.
 """
 
 from tico_ssl.evaluations._context import Context

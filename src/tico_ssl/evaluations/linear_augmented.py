@@ -1,7 +1,7 @@
 """Linear evaluation as BYOL and TiCo report it: a classifier on the frozen backbone, trained on random crops.
 
-Several learning rates are trained side by side on the same features. The one that is best on held-out training images
-is reported; with one rate no image is held out.
+Several learning rates are trained side by side on the same features. The best on held-out training images is reported;
+with a single learning rate, no image is held out.
 """
 
 import copy
@@ -51,7 +51,7 @@ def _measure(context: Context, config: Config, name: str, title: str, place: Pat
     classifier = train_classifier(job, copy.deepcopy(backbone), config.lrs, None, config.batch_norm)
 
     def accuracies(source: Source) -> list[Numbers]:
-        """Of every head, on centre crops."""
+        """Accuracy of every head, on central crops."""
         features, places = context.cache.extract(backbone, source, context.device)
         assert source.labels is not None
         labels = source.labels[places]
@@ -65,7 +65,7 @@ def _measure(context: Context, config: Config, name: str, title: str, place: Pat
 
 
 def _held_out(count: int, config: Config) -> tuple[Tensor, Tensor]:
-    """Places to learn from, and places that choose the rate where there is a choice."""
+    """Indices of the images to train on, and of those that choose the learning rate if there are several."""
     number = min(config.held_out, max(1, count // 10)) if len(config.lrs) > 1 else 0
     order = torch.randperm(count, generator=generator(config.seed, "probe", 2))
     return order[number:].sort().values, order[:number].sort().values

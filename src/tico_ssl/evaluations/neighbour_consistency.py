@@ -1,4 +1,4 @@
-"""Neighbour consistency: whether views of an image find each other, and the same neighbours. Needs no labels."""
+"""Neighbour consistency: do views of an image find each other, and the same neighbours? Needs no labels."""
 
 from time import perf_counter
 from typing import Annotated
@@ -21,11 +21,11 @@ class Config(ViewSettings):
     """Two views of each image."""
 
     k: Annotated[int, Field(ge=1)] = 10
-    """Neighbours that are compared."""
+    """Number of neighbours."""
 
 
 def run(context: Context, config: Config) -> Result:
-    """Shares in per cent, of every backbone."""
+    """Shares in per cent, for every backbone."""
     begun = perf_counter()
     views = views_of_images(context, config, 2)
     numbers = {name: consistency(values, config.k, context.device) for name, values in views.items()}
@@ -33,8 +33,8 @@ def run(context: Context, config: Config) -> Result:
 
 
 def consistency(views: Tensor, k: int, device: torch.device | None = None) -> Numbers:
-    """Of views (images, 2, width) in per cent: how often the nearest of all other views is the same image's, and how
-    many of the k images nearest to one view, among first views, are also nearest to the other, among second ones."""
+    """For views (images, 2, width), in per cent: how often the nearest of all other views is of the same image, and the
+    overlap of the k nearest images of the first view, among first views, with the second's, among second views."""
     images = len(views)
     k = min(k, images - 1)
     both = torch.cat([views[:, 0], views[:, 1]])

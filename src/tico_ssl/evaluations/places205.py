@@ -1,4 +1,4 @@
-"""Linear evaluation on Places-205 by the paper's schedule: 14 epochs, the rate halved after 4, 8 and 12."""
+"""Linear evaluation on Places-205 by the paper's schedule: 14 epochs, learning rate / 2 after 4, 8 and 12."""
 
 from typing import Annotated
 
@@ -10,14 +10,14 @@ from tico_ssl.evaluations._classification.transfer import TransferSettings
 from tico_ssl.results.metrics import TOP1, TOP5, Metric
 
 METRICS = (TOP1, TOP5, Metric("lr", shown=False))
-NOT_IN_ALL = "the schedule of one data set; ask for it by name"
+NOT_IN_ALL = "its schedule is for one data set; ask for it by name"
 
 
 class Config(TransferSettings):
     """The paper's settings for Places-205."""
 
     epochs: Positive = 14
-    """Passes over the training images."""
+    """Epochs over the training images."""
     lrs: Annotated[tuple[Rate, ...], Field(min_length=1, strict=False)] = (0.05,)
     """Learning rates for this batch size."""
     decay_at: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(strict=False)] = (
@@ -25,9 +25,9 @@ class Config(TransferSettings):
         8 / 14,
         12 / 14,
     )
-    """Steps: after which shares of the training the rates fall."""
+    """schedule=steps: fractions of the training after which the learning rates fall."""
     decay: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """Steps: to which share of what they were."""
+    """schedule=steps: factor of each fall."""
 
 
 run = linear_augmented.run

@@ -1,4 +1,4 @@
-"""RankMe: how many dimensions the features really use (Garrido et al., 2023). Needs no labels."""
+"""RankMe: effective rank of the features (Garrido et al., 2023). Needs no labels."""
 
 from time import perf_counter
 from typing import Annotated
@@ -19,12 +19,11 @@ class Config(Section):
     """Settings of RankMe."""
 
     images: Annotated[int, Field(ge=2)] = 25_600
-    """At most this many training images."""
+    """Training images, at most."""
 
 
 def run(context: Context, config: Config) -> Result:
-    """RankMe of the features of every backbone, of the embedding where there is a projector, and the most that each
-    could be."""
+    """RankMe of every backbone's features, of the embedding where there is a projector, and the width."""
     begun = perf_counter()
     features = {name: context.features(name).train[: config.images] for name in context.backbones}
     embedded = embeddings(context, features)

@@ -1,4 +1,4 @@
-"""Retrieval: test images ask, training images are ranked by cosine, and those of the same class should come first."""
+"""Retrieval: training images ranked by cosine similarity to test images; those of the same class should come first."""
 
 from typing import Annotated
 
@@ -16,7 +16,7 @@ from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import track
 
-SIMILARITIES = 2**24  # that are held at a time
+SIMILARITIES = 2**24  # in memory at a time
 
 METRICS = (
     Metric("map*", "%", better="higher", verdict=True),
@@ -26,12 +26,12 @@ METRICS = (
 
 
 class Config(Section):
-    """Which ranks are looked at."""
+    """Ranks and queries."""
 
     ks: Annotated[tuple[Positive, ...], Field(min_length=1, strict=False)] = (1, 5, 10)
-    """For precision and recall at k."""
+    """Values of k for precision and recall at k."""
     queries: Positive = 10_000
-    """At most this many test images, evenly spaced: each ranks all training images."""
+    """Test images as queries, at most, evenly spaced; each ranks all training images."""
 
 
 def run(context: Context, config: Config) -> Result:
@@ -44,17 +44,17 @@ def run(context: Context, config: Config) -> Result:
 def retrieved(
     features: Features, config: Config, device: torch.device | None = None, label: str | None = None
 ) -> Numbers:
-    """In per cent: `map` over all ranks; `map_at_r` up to rank R, of which there are as many as images of the class;
-    `precision_at_k`, the share of the class among the first k; `recall_at_k`, the share of queries with one among them.
+    """In per cent: `map` over all ranks; `map_at_r` up to rank R, the number of images of the class; `precision_at_k`,
+    the share of the class among the first k; `recall_at_k`, the share of queries with at least one among them.
 
-    Queries whose class no training image has are left out.
+    Queries whose class has no training image are left out.
     """
     labels, asked = features.labels()
     device = device or features.train.device
     members = torch.bincount(labels, minlength=int(max(labels.max(), asked.max())) + 1)
     possible = (members[asked] > 0).nonzero().ravel()
     if len(possible) == 0:
-        raise UserError("retrieval needs a class that training and test images share, and there is none")
+        raise UserError("retrieval needs a class that training and test images share; there is none")
     if len(possible) > config.queries:
         possible = possible[torch.arange(config.queries) * len(possible) // config.queries]
     bank, labels, members = features.train.to(device), labels.to(device), members.to(device)
@@ -70,9 +70,9 @@ def retrieved(
 
 
 def _scores(hits: Tensor, members: Tensor, ks: tuple[int, ...]) -> dict[str, Tensor]:
-    """Of rankings (queries, bank) that say where an image of the class stands, for each query."""
+    """Metrics per query, from rankings (queries, bank) that mark the images of the query's class."""
     ranks = torch.arange(1, hits.shape[1] + 1, device=hits.device)
-    precision = hits.cumsum(dim=1).double() / ranks * hits  # at the ranks of the class, zero elsewhere
+    precision = hits.cumsum(dim=1).double() / ranks * hits  # at ranks with an image of the class, zero elsewhere
     scores = {
         "map": precision.sum(dim=1) / members,
         "map_at_r": (precision * (ranks <= members[:, None])).sum(dim=1) / members,

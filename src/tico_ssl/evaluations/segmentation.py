@@ -1,6 +1,6 @@
 """Instance segmentation: Mask R-CNN on top of the backbone, by the paper's schedule for COCO (COCO folder).
 
-Beside it the same network from a random backbone, trained in the same way.
+The baseline is the same network from a random backbone, trained in the same way.
 """
 
 from typing import Annotated
@@ -23,16 +23,16 @@ NOT_IN_ALL = "it trains a detector on a folder with boxes; ask for it by name"
 
 
 class Config(Settings):
-    """The paper's settings for COCO: detectron2's 1x schedule with another learning rate."""
+    """The paper's settings for COCO: detectron2's 1x schedule with a different learning rate."""
 
     iterations: Positive = 90_000
-    """Steps of training."""
+    """Training steps."""
     lr: Annotated[float, Field(gt=0)] = 0.08
-    """Learning rate for this batch size; of SGD, change both in proportion."""
+    """Learning rate at this batch size; with SGD, scale both together."""
     decay_at: Annotated[tuple[float, ...], Field(strict=False)] = (6 / 9, 8 / 9)
-    """Shares of the iterations after which the rate is a tenth of what it was."""
+    """Fractions of the iterations after which the learning rate is divided by 10."""
     sizes: Annotated[tuple[Side, ...], Field(min_length=1, strict=False)] = tuple(range(640, 801, 32))
-    """Pixels of the shorter side in training, one drawn for each image."""
+    """Shorter sides in training, in pixels; one is drawn per image."""
 
 
 def run(context: PictureContext, config: Config) -> Result:

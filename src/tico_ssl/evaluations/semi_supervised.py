@@ -1,6 +1,6 @@
-"""Semi-supervised: all weights fine-tuned on 1 % and 10 % of the labels, by the paper's rates and schedule.
+"""Semi-supervised: all weights fine-tuned on 1 % and 10 % of the labels, with the paper's learning rates and schedule.
 
-Beside it an untrained backbone, trained from scratch in the same way.
+The baseline is an untrained backbone, trained from scratch in the same way.
 """
 
 from time import perf_counter
@@ -21,26 +21,26 @@ METRICS = (TOP1, TOP5)
 
 
 class Config(FineTuning):
-    """The paper's settings, the same for both shares."""
+    """The paper's settings, the same for both fractions."""
 
     shares: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1, strict=False)] = (0.01, 0.1)
-    """Of the labels, drawn within every class, one image at least; a smaller share is contained in a larger one."""
+    """Fractions of the labels, drawn per class, at least one image; smaller subsets are contained in larger ones."""
     list: str | None = None
-    """Instead of shares: a file that names the images, one a line, such as SimCLR's 1percent.txt."""
+    """Instead of shares: a text file with one image name per line, such as SimCLR's 1percent.txt."""
     draws: Positive = 1
-    """Subsets of each share, of which mean and deviation are reported."""
+    """Subsets per fraction; mean and standard deviation are reported."""
     epochs: Positive = 20
-    """Passes over the subset."""
+    """Epochs over the subset."""
     schedule: Literal["cosine", "steps"] = "steps"
-    """How the rates fall: along half a cosine to zero, or in steps."""
+    """Decay of the learning rates: cosine (to zero) or steps."""
     lr_backbone: Rate = 0.002
-    """Learning rate of the backbone for this batch size."""
+    """Learning rate of the backbone at this batch size."""
     lr_head: Rate = 0.5
-    """Learning rate of the classifier for this batch size."""
+    """Learning rate of the classifier at this batch size."""
 
 
 def run(context: Context, config: Config) -> Result:
-    """Accuracy after fine-tuning on each share, in per cent."""
+    """Accuracy after fine-tuning on each fraction, in per cent."""
     begun = perf_counter()
     labels, _ = context.labels()
     subsets = _subsets(context, config, labels)
@@ -64,7 +64,7 @@ def _measure(context: Context, config: Config, name: str, share: str, draw: int,
 
 
 def _subsets(context: Context, config: Config, labels: Tensor) -> dict[str, "list[Tensor]"]:
-    """Places of the labelled images, by the name of the share and then by draw."""
+    """Indices of the labelled images, by the name of the fraction and then by draw."""
     if config.list is not None:
         return {"listed": [listed(context.train, config.list)]}
     return {

@@ -1,4 +1,4 @@
-"""Spectrum: the eigenvalues of the features' covariance, and how many dimensions they make. Needs no labels."""
+"""Spectrum: the eigenvalues of the features' covariance, and effective ranks. Needs no labels."""
 
 from time import perf_counter
 from typing import Annotated
@@ -18,17 +18,17 @@ METRICS = (Metric("*largest_share", "%"), Metric("*"))
 
 
 class Config(Section):
-    """What is decomposed."""
+    """Images, and points of the curve."""
 
     images: Annotated[int, Field(ge=2)] = 25_600
-    """At most this many training images."""
+    """Training images, at most."""
     points: Annotated[int, Field(ge=2)] = 48
-    """Eigenvalues that the result keeps for a drawing, evenly spaced on a logarithmic axis."""
+    """Eigenvalues kept in the result for plotting, evenly spaced on a logarithmic axis."""
 
 
 def run(context: Context, config: Config) -> Result:
-    """Of the features of every backbone, and of the embedding where there is a projector. The eigenvalues themselves
-    are in the result's data, under `spectra`."""
+    """For every backbone's features, and for the embedding where there is a projector. The eigenvalues are in the
+    result's data, under `spectra`."""
     begun = perf_counter()
     features = {name: context.features(name).train[: config.images] for name in context.backbones}
     embedded = embeddings(context, features)
@@ -36,7 +36,7 @@ def run(context: Context, config: Config) -> Result:
     spectra = {}
     for name, values in features.items():
         if len(values) <= values.shape[1]:
-            say(f"spectrum: {len(values):,} images cannot fill {values.shape[1]:,} dimensions; give more of them")
+            say(f"spectrum: {len(values):,} images cannot span {values.shape[1]:,} dimensions; give more")
         found = eigenvalues(values)
         numbers[name] = measures(found)
         spectra[name] = thinned(found, config.points)
@@ -48,10 +48,10 @@ def run(context: Context, config: Config) -> Result:
 
 
 def measures(spectrum: Tensor) -> Numbers:
-    """Three counts of dimensions, which agree if all are equal, and the share of the largest in per cent.
+    """Three effective dimensions, which agree if all eigenvalues are equal, and the share of the largest in per cent.
 
-    The effective rank is the exponential of an entropy: of variances, which are eigenvalues, or of deviations, which
-    are singular values (Roy and Vetterli, 2007). The second counts weak directions for more.
+    The effective rank is the exponential of an entropy: of variances (eigenvalues), or of standard deviations (singular
+    values; Roy and Vetterli, 2007). The second gives weak directions more weight.
     """
     return {
         "rank_by_variance": entropy_rank(spectrum),

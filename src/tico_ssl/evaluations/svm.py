@@ -1,6 +1,6 @@
-"""Linear SVMs on frozen features, one for each class, as on VOC07: costs by cross-validation, mean average precision.
+"""Linear SVMs on frozen features, one per class, as on VOC07: costs by cross-validation, mean average precision.
 
-Images of one class each are taken as one class against the rest.
+Data with one class per image become one-versus-rest problems.
 """
 
 import warnings
@@ -34,22 +34,22 @@ METRICS = (Metric("map", "%", better="higher", verdict=True), TOP1)
 
 
 class Config(Section):
-    """The settings of VISSL, which the paper's comparison uses."""
+    """VISSL's settings, which the paper's comparison uses."""
 
     costs: Annotated[tuple[Rate, ...], Field(min_length=1, strict=False)] = (
         *(0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 50.0, 100.0, 1000.0),
     )
-    """C of the SVM, of which each class takes what is best in cross-validation."""
+    """Candidates for C of the SVM; the best in cross-validation is used, per class."""
     folds: Annotated[int, Field(ge=2)] = 3
-    """Of the cross-validation on the training images."""
+    """Folds of the cross-validation on the training images."""
     positive_weight: Rate = 2.0
-    """What an image that has the class weighs; the others weigh 1."""
+    """Weight of positive images; negative ones have weight 1."""
     iterations: Positive = 2_000
-    """Of the solver, at most."""
+    """Solver iterations, at most."""
     most_images: Positive | None = 5_011
-    """Training images, evenly drawn; VOC2007 has this many. null: all of them."""
+    """Training images, at most, evenly spaced (VOC2007 has 5,011). null: all."""
     whole: bool = True
-    """Press the whole image into the square, since objects at the edge count, rather than cut its centre."""
+    """Use the whole image (squash resize) instead of the central crop, since objects at the edge matter."""
 
 
 def run(context: Context, config: Config) -> Result:
@@ -68,9 +68,9 @@ def run(context: Context, config: Config) -> Result:
 
 
 def svm_precision(features: Features, config: Config, title: str | None = None, kept: Path | None = None) -> Numbers:
-    """Mean average precision in per cent and, of images of one class each, the accuracy of the highest score.
+    """Mean average precision in per cent and, with one class per image, the accuracy of the highest score.
 
-    Classes that are done are kept in a file, so that an interrupted evaluation goes on.
+    Finished classes are kept in a file, so that an interrupted evaluation continues.
     """
     train_labels, test_labels = features.raw_labels()
     single = train_labels.ndim == 1
@@ -85,15 +85,15 @@ def svm_precision(features: Features, config: Config, title: str | None = None, 
         train, targets = train[chosen], targets[chosen]
     possible = [i for i in range(classes) if _enough(targets[:, i], config.folds) and (truths[:, i] == PRESENT).any()]
     if not possible:
-        raise UserError(f"svm needs {config.folds} training images and a test image of a class, and there is none such")
+        raise UserError(f"svm needs a class with {config.folds} training images and a test image; there is none")
     done = {line["class"]: line for line in (read_json_lines(kept) if kept is not None else [])}
     waiting = [i for i in possible if i not in done]
     workers = min(len(waiting), default_workers()) or 1
     jobs = (delayed(_one_class)(train, targets[:, i], test, config) for i in waiting)
     with warnings.catch_warnings():
-        # The limit of iterations is part of the protocol, and high costs reach it.
+        # The iteration limit is part of the protocol, and high costs reach it.
         warnings.filterwarnings("ignore", "Liblinear failed to converge", ConvergenceWarning)
-        made = Parallel(n_jobs=workers, prefer="threads", return_as="generator")(jobs)  # the solver lets others run
+        made = Parallel(n_jobs=workers, prefer="threads", return_as="generator")(jobs)  # the solver releases the GIL
         for number, (cost, scores) in zip(waiting, track(made, len(waiting), title)):
             rated = truths[:, number] != HARD
             precision = average_precision(scores[rated], truths[rated, number] == PRESENT)
@@ -109,16 +109,16 @@ def svm_precision(features: Features, config: Config, title: str | None = None, 
 
 
 def unit_length(features: Tensor) -> np.ndarray:
-    """Each row divided by its length, in float64; the small summand is VISSL's."""
+    """Each row divided by its length, in float64; the small constant is VISSL's."""
     values = features.double().numpy()
     unit: np.ndarray = values / (np.linalg.norm(values, axis=1, keepdims=True) + 1e-5)
     return unit
 
 
 def _one_class(train: np.ndarray, target: np.ndarray, test: np.ndarray, config: Config) -> tuple[float, np.ndarray]:
-    """The cost that is best in cross-validation, and the test scores of an SVM trained with it on everything.
+    """The best cost in cross-validation, and the test scores of an SVM trained with it on all training images.
 
-    An image that is hard to tell is a negative in training, as in VISSL.
+    A difficult image is a negative in training, as in VISSL.
     """
     truth = np.where(target == PRESENT, 1, -1)
     cost = max(config.costs, key=lambda cost: _validated(train, truth, cost, config))
@@ -131,12 +131,12 @@ def _validated(train: np.ndarray, truth: np.ndarray, cost: float, config: Config
 
 
 def make_svm(cost: float, config: Config) -> LinearSVC:
-    """One against the rest. Where there are more images than features the primal problem is solved, which has the same
-    solution as VISSL's dual and comes to it sooner."""
+    """One-versus-rest SVM. With more images than features the primal problem is solved, which has the same solution as
+    VISSL's dual and converges sooner."""
     weights = {1: config.positive_weight, -1: 1.0}
     return LinearSVC(C=cost, class_weight=weights, max_iter=config.iterations, tol=1e-4, dual="auto", random_state=0)
 
 
 def _enough(target: np.ndarray, folds: int) -> bool:
-    """Whether every fold can have both kinds of image."""
+    """Whether every fold can have positive and negative images."""
     return min(int((target == PRESENT).sum()), int((target != PRESENT).sum())) >= folds

@@ -11,9 +11,9 @@ from tico_ssl.runtime.errors import UserError
 
 
 def write_state_dict(backbone: Backbone, out: Path, library: str, setup: list[str], strict: bool) -> str:
-    """A state dict under a library's names, and the lines that build the same network and load it."""
+    """Write a state dict under a library's names; return the lines that build the same network and load it."""
     if backbone.config.name.partition("/")[0] != library:
-        raise UserError(f"the backbone is '{backbone.config.name}', not one of {library}'s")
+        raise UserError(f"the backbone is '{backbone.config.name}', which is not a {library} model")
     torch.save(plain_state(backbone), out)
     lines = list(setup)
     small = isinstance(getattr(backbone.network, "maxpool", None), nn.Identity)

@@ -1,4 +1,4 @@
-"""Write a backbone in a format, and say how to use the file. Mistakes are refused before torch is imported."""
+"""Export a backbone, with a snippet that loads the file. User errors are raised before torch is imported."""
 
 from pathlib import Path
 
@@ -7,13 +7,13 @@ from tico_ssl.results.run_folder import backbone_file
 
 
 def export(run: str | Path, format: str, out: str | Path) -> Path:
-    """Write the backbone of a run for use elsewhere, weight standardisation baked in."""
+    """Write the backbone of a run for another library, weight standardisation folded into the weights."""
     export_with_snippet(run, format, out)
     return Path(out)
 
 
 def export_with_snippet(run: str | Path, format: str, out: str | Path) -> str:
-    """The same, returning how to use the file."""
+    """The same, returning a snippet that loads the file."""
     catalogue.require("exporting", format)
     backbone_file(run)
 

@@ -1,1 +1,1 @@
-"""Frozen backbones: what they are, what they make of images, and quick ways to evaluate that."""
+"""Frozen backbones: opening them, extracting features, and quick evaluations of these features."""

@@ -1,7 +1,7 @@
 """Features on disk, so that a second protocol or a second command does not extract them again.
 
-A file's name is a digest of all that decides what is in it: the weights, the images, what is cut from them, and where
-they were computed. So nothing can be stale, and a file may be deleted at any time. One that is damaged is made anew.
+A file's name is a digest of everything that determines its content: weights, images, preprocessing, device type.
+So a file is never stale and may be deleted at any time; a damaged one is computed again.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ from tico_ssl.runtime import distributed
 from tico_ssl.runtime.files import written_atomically
 from tico_ssl.runtime.progress import say
 
-VERSION = 1  # of what a file holds: raise it when the same key would mean other numbers
+VERSION = 1  # of the file's content: raise it when the same key would mean different values
 
 
 def weights_digest(backbone: Backbone) -> str:
-    """Of a backbone's parameters, buffers and description."""
+    """Digest of a backbone's parameters, buffers and description."""
     text = json.dumps([backbone.config.model_dump(mode="json"), backbone.image_size, backbone.mean, backbone.std])
     found = hashlib.sha256(text.encode())
     for name, value in backbone.state_dict().items():
@@ -66,7 +66,7 @@ class FeatureCache:
 
 
 def _read(file: Path) -> Extracted | None:
-    """What a file holds, if all of it is there and nothing is damaged."""
+    """The content of a file, or None if it is incomplete or damaged."""
     if not file.is_file():
         return None
     try:
@@ -79,14 +79,14 @@ def _read(file: Path) -> Extracted | None:
 
 
 def _write(file: Path, made: Extracted) -> None:
-    """Whole or not at all. A folder that cannot be written to costs time, not the result."""
+    """Atomic. A folder that cannot be written to costs time, not the result."""
     tensors = {"features": made.features.contiguous(), "places": made.places.contiguous()}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with written_atomically(file) as temporary:
             save_file(tensors, temporary, metadata={"checksum": _checksum(made)})
     except (OSError, SafetensorError) as error:
-        say(f"features are not kept for the next time: {error}")
+        say(f"features are not cached: {error}")
 
 
 def _checksum(made: Extracted) -> str:
@@ -94,5 +94,5 @@ def _checksum(made: Extracted) -> str:
 
 
 def _bytes(tensor: Tensor) -> Any:
-    """As something that can be hashed without a copy."""
+    """A view of the memory that can be hashed without a copy."""
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()

@@ -1,4 +1,4 @@
-"""The features of images as a table: .npz, .csv or .parquet. Mistakes are refused before torch is imported."""
+"""The features of images as a table: .npz, .csv or .parquet. User errors are raised before torch is imported."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def embed(run: str | Path, data: Given | None = None, out: str | Path = "features.npz") -> Path:
-    """Features of all images of a source with their names (and labels), as .npz, .csv or .parquet."""
+    """Write features, names and labels (if any) of all images of a source as .npz, .csv or .parquet."""
     out = Path(out).expanduser()
     if out.suffix not in WRITERS:
         raise UserError(f"{out}: features are written as {', '.join(sorted(WRITERS))}")
@@ -42,7 +42,7 @@ def embed(run: str | Path, data: Given | None = None, out: str | Path = "feature
 
 
 class Table(NamedTuple):
-    """What is written: one row an image. Labels are one an image (N), several (N, classes), or absent."""
+    """One row per image. Labels are one class per image (N), several (N, classes), or absent."""
 
     names: list[str]
     labels: "NDArray[Any] | None"
@@ -50,7 +50,7 @@ class Table(NamedTuple):
     features: "NDArray[Any]"
 
     def columns(self) -> dict[str, Any]:
-        """By name, each a list or an array."""
+        """Columns by name, each a list or an array."""
         columns: dict[str, Any] = {"filename": self.names}
         if self.labels is not None and self.labels.ndim == 1:
             columns["label"] = self.labels

@@ -1,6 +1,6 @@
-"""What a backbone makes of images: a map of them, the nearest neighbours of some, and which classes it confuses.
+"""A map of embedded images, nearest neighbours of some of them, and a confusion matrix.
 
-For people to look at, in the report. What it hands over are plain arrays.
+For the report; results are plain arrays.
 """
 
 import importlib.util
@@ -33,8 +33,8 @@ from tico_ssl.features.subjects import Subject, open_subject
 from tico_ssl.runtime.device import choose_device, tune_process
 
 THUMBNAIL, LARGE_THUMBNAIL = 48, 96  # pixels, in the map and in the gallery
-BANK = 10_000  # training images that are compared with, where their features have to be made first
-EVALUATED_BANK = 200_000  # and where an evaluation has kept them
+BANK = 10_000  # training images in the kNN bank, where their features have to be extracted first
+EVALUATED_BANK = 200_000  # and where an evaluation has cached them
 LANDMARKS = 4_000  # points that t-SNE arranges; 10,000 would take it minutes
 CLUSTERS = 12
 
@@ -42,7 +42,7 @@ CLUSTERS = 12
 def picture_of(
     run: str | Path, data: Given | None, points: int, galleries: int, evaluated: Sequence[str] = ()
 ) -> Picture:
-    """Embed images of a run's data, or others. `evaluated`: checkpoints whose features an evaluation has kept."""
+    """Embed images of a run's data, or others. `evaluated`: checkpoints whose features an evaluation has cached."""
     subject = open_subject(run, data)
     train, test = _splits(subject, needed_side(subject.backbone))
     asked = test.limited(points)
@@ -89,7 +89,7 @@ def _splits(subject: Subject, shorter: int) -> tuple[Source, Source]:
 
 
 def _as_small_as_will_do(subject: Subject, bank: Source, asked: Source) -> tuple[Source, Source]:
-    """The same images for thumbnails: files are decoded no larger than these are."""
+    """The same images for thumbnails: files are decoded at thumbnail size."""
     if bank.images is not None and asked.images is not None:
         return bank, asked
     train, test = _splits(subject, LARGE_THUMBNAIL)
@@ -103,7 +103,7 @@ def _classes(source: Source, classified: bool) -> list[str]:
 
 
 def _spread(extracted: Extracted, source: Source | None, count: int) -> Tensor:
-    """Places in the features: classes take turns, by a fixed draw, so that nobody has picked the good ones."""
+    """Indices into the features: classes in turn, by a fixed random order, so that no image is hand-picked."""
     order = torch.randperm(len(extracted.places), generator=torch.Generator().manual_seed(0))
     if source is not None and source.labels is not None:
         labels = source.labels[extracted.places][order]
@@ -122,7 +122,7 @@ def _nearest(queries: Tensor, bank: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _filling(extracted: Extracted, wanted: int) -> Tensor:
-    """Evenly spaced places of training images, as many as the map has room for."""
+    """Evenly spaced indices of training images that fill the map up to the wanted number of points."""
     count = len(extracted.places)
     wanted = max(0, min(wanted, count))
     return torch.arange(wanted) * count // max(1, wanted)
@@ -153,12 +153,12 @@ def _joined(parts: Sequence[Images]) -> Images:
 
 
 def smallest_side(sources: Sequence[Source], most: int) -> int:
-    """Pixels of thumbnails: small images keep their size, since a browser enlarges them just as well."""
+    """Side of thumbnails in pixels: small images keep their size, since a browser enlarges them just as well."""
     return min([most, *(min(source.images.shape[-2:]) for source in sources if source.images is not None)])
 
 
 def thumbnails(source: Source, places: Tensor, side: int) -> np.ndarray:
-    """The central squares of images (n, side, side, 3); black, where one cannot be read."""
+    """The central squares of images (n, side, side, 3); an image that cannot be read is black."""
     if source.images is not None:
         parts = [_squares(source.take(part), side) for part in places.split(1024)]
     else:
@@ -168,7 +168,7 @@ def thumbnails(source: Source, places: Tensor, side: int) -> np.ndarray:
 
 
 def _squares(images: Tensor, side: int) -> np.ndarray:
-    """As (n, side, side, 3) bytes. Of other than three channels, the first three, or the first as grey."""
+    """As (n, side, side, 3) bytes. Of more than three channels the first three; of fewer the first, as grey."""
     images = images if images.is_floating_point() else images / 255
     images = images[:, :3] if images.shape[1] >= 3 else images[:, :1].expand(-1, 3, -1, -1)
     height, width = images.shape[-2:]
@@ -181,14 +181,14 @@ def _squares(images: Tensor, side: int) -> np.ndarray:
 
 
 def clusters(features: np.ndarray) -> np.ndarray:
-    """A number for each image, the same for those that lie together: colours for images without classes."""
+    """The k-means cluster of each image: colours for images without classes."""
     count = min(CLUSTERS, max(1, len(features) // 4))
     found: np.ndarray = MiniBatchKMeans(count, n_init=3, random_state=0).fit_predict(features)
     return found
 
 
 def project(features: np.ndarray) -> tuple[np.ndarray, str]:
-    """Two numbers for each image, and in words how they were found: UMAP where it is installed, else t-SNE."""
+    """Positions of images in two dimensions, and how they were found: UMAP where it is installed, else t-SNE."""
     count = len(features)
     if count < 30:
         return _padded(PCA(min(2, *features.shape), random_state=0).fit_transform(features)), "by PCA"
@@ -198,7 +198,7 @@ def project(features: np.ndarray) -> tuple[np.ndarray, str]:
         import umap
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of fewer threads, for the sake of the seed
+            warnings.simplefilter("ignore")  # UMAP warns that a seed means one thread
             return umap.UMAP(random_state=0).fit_transform(reduced), f"by UMAP of {dimensions} principal components"
     marks = np.arange(min(count, LANDMARKS)) * count // min(count, LANDMARKS)
     perplexity = min(30.0, (len(marks) - 1) / 3)
@@ -206,15 +206,16 @@ def project(features: np.ndarray) -> tuple[np.ndarray, str]:
     how = f"by t-SNE of {dimensions} principal components"
     if len(marks) == count:
         return embedded, how
-    return _placed(reduced, marks, embedded), f"{how}; {len(marks):,} are arranged, the others stand by the nearest"
+    how += f", fitted to {len(marks):,} of them; the others are placed beside their nearest neighbours"
+    return _placed(reduced, marks, embedded), how
 
 
 def _placed(points: np.ndarray, marks: np.ndarray, embedded: np.ndarray) -> np.ndarray:
-    """All points in a map of some: each between the three that are nearest to it, and a little beside."""
+    """All points on a map of some: each at a weighted mean of its three nearest, with a little noise."""
     distance, nearest = NearestNeighbors(n_neighbors=3).fit(points[marks]).kneighbors(points)
     weights = 1 / np.maximum(distance, 1e-6)
     placed = (embedded[nearest] * weights[..., None]).sum(1) / weights.sum(1, keepdims=True)
-    # A stranger between two groups would otherwise stand in the void: near its nearest it is at least near someone.
+    # Between two groups the mean would lie in empty space, so it is pulled towards the nearest one.
     placed = 0.5 * placed + 0.5 * embedded[nearest[:, 0]]
     reach = np.linalg.norm(embedded.max(0) - embedded.min(0))
     placed += np.random.default_rng(0).normal(scale=0.003 * reach, size=placed.shape)

@@ -24,14 +24,14 @@ WORKERS = 4  # threads that decode files
 
 
 class Extracted(NamedTuple):
-    """Features (images, width) on the CPU, and the places in the source that they belong to: bad files are left out."""
+    """Features (images, width) on the CPU, and the images' indices in the source: unreadable files are left out."""
 
     features: Tensor
     places: Tensor
 
 
 def raw_batches(source: Source) -> Iterator[tuple[Tensor | list[Tensor], list[int]]]:
-    """Batches of uint8 images and their places, in order; images that cannot be read are left out."""
+    """Batches of uint8 images and their indices, in order; images that cannot be read are left out."""
     if source.images is not None:
         for places in torch.arange(len(source)).split(BATCH):
             yield source.take(places), places.tolist()
@@ -55,7 +55,7 @@ def image_batches(
 
 
 def squashed(backbone: Backbone, images: Tensor | Sequence[Tensor]) -> Tensor:
-    """Whole images, pressed into the square that the network takes: where objects at the edge count."""
+    """Squash resize: the whole image, without regard to its aspect ratio, where objects at the edge matter."""
     heights, widths = sizes_of(images).to(images[0].device).unbind(dim=1)
     zeros = torch.zeros_like(heights)
     pressed = operations.resized_crop(images, zeros, zeros, heights, widths, zeros, backbone.image_size)
@@ -63,7 +63,7 @@ def squashed(backbone: Backbone, images: Tensor | Sequence[Tensor]) -> Tensor:
 
 
 def needed_side(backbone: Backbone) -> int:
-    """Pixels that an image needs along its shorter side, so that its central square has as many as the network sees."""
+    """Shorter side, in pixels, at which an image's central crop has the resolution of the network's input."""
     return math.ceil(backbone.image_size / KEPT)
 
 
@@ -71,27 +71,28 @@ def needed_side(backbone: Backbone) -> int:
 def extract(
     backbone: Backbone, source: Source, device: torch.device, label: str | None = None, whole: bool = False
 ) -> Extracted:
-    """What a backbone, in evaluation mode, makes of every image's centre, or of the whole. It is left as it was."""
+    """Features of every image's central crop, or of the whole image (squash resize), in evaluation mode. The
+    backbone's mode is restored."""
     training = backbone.training
     backbone.eval().to(device)
     features, places = [], []
     for images, at in track(image_batches(source, backbone, device, whole), -(-len(source) // BATCH), label):
-        features.append(backbone(images).cpu())  # in float32: a measurement should not depend on the hardware's bf16
+        features.append(backbone(images).cpu())  # float32: evaluations should not depend on bf16 support
         places += at
     backbone.train(training)
     if not features:
-        raise UserError(f"{source.name}: not one of the {len(source)} images can be read")
+        raise UserError(f"{source.name}: none of the {len(source)} images can be read")
     found = Extracted(torch.cat(features), torch.tensor(places))
     if bad := int((~found.features.isfinite().all(dim=1)).sum()):
         raise UserError(
-            f"{backbone.config.name} makes numbers that are not finite of {bad} of {len(places)} images: "
+            f"{backbone.config.name} returns non-finite features for {bad} of {len(places)} images: "
             "its weights are damaged, or its training has diverged"
         )
     return found
 
 
 def pixels(source: Source) -> Tensor:
-    """Raw pixels of a source of small images, as features: the humblest baseline."""
+    """Raw pixels of a source of small images, as features: the simplest baseline."""
     if source.images is None:
-        raise ValueError("raw pixels need images of one size")
+        raise ValueError("raw pixels need images of equal size")
     return source.take(torch.arange(len(source))).flatten(1).float() / 255

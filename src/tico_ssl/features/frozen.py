@@ -1,4 +1,4 @@
-"""The training and the test images as a frozen backbone sees them."""
+"""Training and test features of a frozen backbone."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ from tico_ssl.runtime.errors import UserError
 
 @dataclass(frozen=True)
 class Features:
-    """What a frozen representation makes of the training and the test images.
+    """Features of the training and the test images under one representation.
 
-    Labels are one class an image (N), or several (N, classes): 1 there, -1 not, 0 hard to say.
+    Labels are one class per image (N), or several (N, classes): 1 present, -1 absent, 0 difficult.
     """
 
     train: Tensor
@@ -24,16 +24,16 @@ class Features:
     test_labels: Tensor | None = None
 
     def labels(self, wanted_by: str = "this evaluation") -> tuple[Tensor, Tensor]:
-        """The class of every image, or a line that says what is missing."""
+        """The class of every training and test image; a UserError where there is none."""
         train, test = self.raw_labels(wanted_by)
         if train.ndim != 1 or test.ndim != 1:
-            raise UserError(f"{wanted_by} needs one class an image; these images have several")
+            raise UserError(f"{wanted_by} needs one class per image; these images have several")
         return train, test
 
     def raw_labels(self, wanted_by: str = "this evaluation") -> tuple[Tensor, Tensor]:
-        """The labels, be it one an image or several, or a line that says that there are none."""
+        """The labels, one or several per image; a UserError where there are none."""
         if self.train_labels is None or self.test_labels is None:
-            raise UserError(f"{wanted_by} needs labels: class folders, or a data set that has them (see --data)")
+            raise UserError(f"{wanted_by} needs labels: class folders, or a data set with labels (see --data)")
         return self.train_labels, self.test_labels
 
 
@@ -45,7 +45,7 @@ def frozen_features(
     cache: FeatureCache | None = None,
     whole: bool = False,
 ) -> Features:
-    """Both splits through a frozen backbone; images that cannot be read are left out with their labels."""
+    """Features of both splits; images that cannot be read are left out with their labels."""
     cache = cache or FeatureCache(None)
     ours = cache.extract(backbone, train, device, "features", whole)
     theirs = cache.extract(backbone, test, device, None, whole)

@@ -1,4 +1,4 @@
-"""What RUN may stand for, and where what comes of it is kept. Nothing here imports torch."""
+"""What RUN may be, and the folder of its results. Nothing here imports torch."""
 
 from pathlib import Path
 
@@ -7,16 +7,16 @@ from tico_ssl.data.given import Given, as_source, require_data
 from tico_ssl.results.run_folder import backbone_file, open_run
 from tico_ssl.runtime.errors import UserError
 
-MODELS = Path("runs") / "models"  # where models from elsewhere are kept
+MODELS = Path("runs") / "models"  # models from other libraries
 
 
 def is_model_name(run: str | Path) -> bool:
-    """Whether this is library/model, and nothing on disk."""
+    """Whether this is library/model and not a path on disk."""
     return str(run).partition("/")[0] in BACKBONE_LIBRARIES and "/" in str(run) and not Path(run).expanduser().exists()
 
 
 def home_of(run: str | Path) -> Path:
-    """The run folder itself, or a folder beside a backbone file, under its name."""
+    """The run folder itself, or a folder beside a backbone file, named after it."""
     if is_model_name(run):
         return MODELS / f"{str(run).replace('/', '-')}-untrained"
     path = Path(run).expanduser()
@@ -24,7 +24,7 @@ def home_of(run: str | Path) -> Path:
 
 
 def require_subject(run: str | Path, data: Given | None) -> None:
-    """Refuse what is neither a run, a backbone file nor a model by name, and data that are not there."""
+    """Require a run, a backbone file or a model name, and data that exist."""
     if is_model_name(run):
         _require_images(run, data)
     else:
@@ -32,7 +32,7 @@ def require_subject(run: str | Path, data: Given | None) -> None:
 
 
 def require_backbone(run: str | Path, data: Given | None) -> None:
-    """Refuse what has no trained backbone, and data that are not there."""
+    """Require a trained backbone, and data that exist."""
     backbone_file(run)
     if data is None and Path(run).expanduser().is_dir():
         require_data(open_run(run).recipe().data.source)

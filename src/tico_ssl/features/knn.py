@@ -1,4 +1,4 @@
-"""Weighted votes of the nearest training features, by cosine."""
+"""kNN classification: weighted votes of the nearest training features by cosine similarity."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from tico_ssl.results.record import Numbers
 def knn_accuracy(
     features: Features, config: KnnConfig, device: torch.device | None = None, label: str | None = None
 ) -> Numbers:
-    """Accuracy of every pair of settings, in per cent."""
+    """Accuracy for every pair of k and temperature, in per cent."""
     train_labels, test_labels = features.labels()
     votes = knn_predictions(features.train, train_labels, features.test, config.voters, device=device, label=label)
     return {
@@ -24,7 +24,7 @@ def knn_accuracy(
 
 
 def metric_names(voters: Sequence[Voters]) -> list[str]:
-    """Under which name each pair is reported: with its temperature where several have the same k."""
+    """The metric's name for each pair: with its temperature where several have the same k."""
     counts = [voter.k for voter in voters]
     return [f"top1_k{voter.k}" + (f"_t{voter.temperature:g}" if counts.count(voter.k) > 1 else "") for voter in voters]
 
@@ -39,8 +39,7 @@ def knn_predictions(
     device: torch.device | None = None,
     label: str | None = None,
 ) -> list[Tensor]:
-    """Predicted classes for each pair of settings. Similarities are held for a chunk of queries and a chunk of the bank
-    at a time, and votes for a chunk of queries."""
+    """Predicted classes for each pair of k and temperature, in chunks of queries and of the bank."""
     most = max(voter.k for voter in voters)
     found = nearest(train, queries, most, device=device, label=label, query_chunk=chunk, bank_chunk=bank_chunk)
     classes = int(labels.max()) + 1
@@ -57,6 +56,6 @@ def knn_predictions(
 
 
 def _votes(cosines: Tensor, neighbours: Tensor, temperature: float, classes: int) -> Tensor:
-    weights = torch.exp((cosines - cosines[:, :1]) / temperature)  # the nearest has weight one: nothing overflows
+    weights = torch.exp((cosines - cosines[:, :1]) / temperature)  # the nearest has weight one, so nothing overflows
     scores = weights.new_zeros(len(weights), classes).scatter_add_(1, neighbours, weights)
     return scores.argmax(dim=1)

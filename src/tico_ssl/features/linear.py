@@ -1,4 +1,4 @@
-"""Softmax regression on standardised features, its decay chosen on held-out training images."""
+"""Softmax regression on standardised features, its weight decay chosen on held-out training images."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from tico_ssl.runtime.randomness import generator
 
 
 def probe(features: Features, config: LinearConfig, device: torch.device) -> Numbers:
-    """Accuracy in per cent, and the decay that was chosen. Computed where the features fit."""
+    """Accuracy in per cent, and the chosen weight decay. Features move to the device as a whole."""
     train_labels, test_labels = (labels.to(device) for labels in features.labels())
     train, test = features.train.to(device), features.test.to(device)
     mean, std = train.mean(0), train.std(0).clamp_min(1e-6)

@@ -1,4 +1,4 @@
-"""Nearest neighbours by cosine, exact, without the matrix of all similarities."""
+"""Exact nearest neighbours by cosine similarity, in chunks instead of the full similarity matrix."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ BANK_CHUNK, QUERY_CHUNK = 16_384, 1_024  # rows; their similarities take 64 MiB
 
 
 class Neighbours(NamedTuple):
-    """For each query the cosines of its nearest, largest first, and their places in the bank: (queries, k) both."""
+    """Cosines of each query's nearest neighbours, in descending order, and their indices in the bank: (queries, k)."""
 
     cosines: Tensor
     places: Tensor
@@ -30,10 +30,10 @@ def nearest(
     bank_chunk: int = BANK_CHUNK,
     query_chunk: int = QUERY_CHUNK,
 ) -> Neighbours:
-    """The k nearest of a bank for each query. `left_out`: for each query one place of the bank that does not count.
+    """The k nearest neighbours of each query in a bank. `left_out`: one index per query that is excluded.
 
-    The bank is gone through once, a piece at a time, so it may be larger than the device's memory; what is held is a
-    piece of it, the queries, and the best so far. Only normalised copies of pieces are made.
+    The bank is read once, in chunks, so it may be larger than the device's memory: only a chunk, the queries and the
+    best neighbours so far are held. Only chunks are copied and normalised.
     """
     device = device or bank.device
     k = min(k, len(bank) - (left_out is not None))

@@ -1,17 +1,17 @@
-"""What is drawn of an embedding, as plain arrays."""
+"""The data that the report draws of an embedding, as plain arrays."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-NEIGHBOURS = 8  # of each image in the gallery
-MOST_COLOURS = 24  # classes that can be told apart on a map
-VOTERS = 20  # neighbours that vote on the class of an image
+NEIGHBOURS = 8  # per image in the gallery
+MOST_COLOURS = 24  # distinguishable classes on a map
+VOTERS = 20  # k of the kNN classifier
 
 
 @dataclass(frozen=True)
 class Images:
-    """Some images of a source: names, class of each (or none), thumbnails (n, side, side, 3)."""
+    """Images of a source: names, classes (or None), thumbnails (n, side, side, 3)."""
 
     names: list[str]
     labels: np.ndarray | None
@@ -20,7 +20,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Picture:
-    """All that is drawn of an embedding. Points and gallery have their own images."""
+    """Everything that is drawn of an embedding. Points and gallery have their own images."""
 
     data: str
     classes: list[str]
@@ -32,4 +32,4 @@ class Picture:
     neighbours: Images
     similarity: np.ndarray
     confusion: np.ndarray | None
-    """Test images of each class (row) that were taken for each class (column)."""
+    """Confusion matrix in images: row true class, column predicted class."""

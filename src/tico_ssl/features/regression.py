@@ -1,11 +1,11 @@
-"""Softmax regression with several decays at once, by L-BFGS from zero.
+"""Softmax regression for several weight decays at once, by L-BFGS from zero.
 
     f(W, b) = (1/n) sum_i [logsumexp_k (w_k.x_i + b_k) - (w_y.x_i + b_y)] + (decay / 2) |W|^2        y: the class of x_i
 
-Two things make it quick. Logits are linear in the weights: along a direction they are those of here plus a multiple of
-the direction's own, so that a search takes softmaxes and no further product with the features. And all regressions are
-columns of the same products where that pays. A GPU is asked for an answer twice in most iterations, which matters where
-several processes share it and each answer has to wait for its turn.
+Two things make it fast. Logits are linear in the weights: along a search direction they are the current logits plus a
+multiple of the direction's own, so a line search needs softmaxes and no further matmul with the features. And all
+regressions share the same matmuls where that pays. Most iterations synchronise with the GPU twice, which matters where
+several processes share it.
 """
 
 from collections import deque
@@ -17,17 +17,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-MEMORY = 50  # steps that the direction remembers
-FLAT_ENOUGH = 0.5  # a step is taken where the slope along it has fallen to this share
-SEARCHES = 6  # for it, at most
-CONVERGED = 0.1  # times a number's precision: a slope that counts as none. A regression stays where it has arrived
-MOST_LOGITS = 2**28  # held at once for several regressions; one alone may have more
+MEMORY = 50  # steps in the L-BFGS history
+FLAT_ENOUGH = 0.5  # a step is accepted where the slope has fallen to this fraction of its initial value
+SEARCHES = 6  # evaluations in a line search, at most
+CONVERGED = 0.1  # times the machine epsilon: the slope below which a regression has converged
+MOST_LOGITS = 2**28  # in memory for several regressions; a single one may have more
 
-Slope = Callable[[Tensor], tuple[Tensor, Tensor]]  # of a step: the slope there, and the probabilities
+Slope = Callable[[Tensor], tuple[Tensor, Tensor]]  # step size -> slope and probabilities there
 
 
 class Line(NamedTuple):
-    """Where a direction leads: its slope at a step is that of the softmax's part plus constant plus step times rise."""
+    """The slope along a search direction at a step size: the softmax's part plus constant plus step times rise."""
 
     logits: Tensor
     change: Tensor
@@ -36,7 +36,7 @@ class Line(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A step that was made, how the gradient changed by it, and the product of both."""
+    """A past step, the change of the gradient along it, and their dot product."""
 
     moved: Tensor
     change: Tensor
@@ -53,9 +53,9 @@ def fit_linear(
 def fit_linears(
     features: Tensor, labels: Tensor, weight_decays: Sequence[float], iterations: int, classes: int | None = None
 ) -> list[nn.Linear]:
-    """One classifier for every decay."""
+    """One classifier for each weight decay."""
     classes = classes or int(labels.max()) + 1
-    # A GPU has room for all. A CPU takes one after the other, for each of them may end early.
+    # On a GPU all at once. On a CPU one after the other, since each may converge early.
     at_once = max(1, MOST_LOGITS // (len(features) * classes)) if features.is_cuda else 1
     return [
         linear
@@ -76,13 +76,13 @@ def _as_modules(weights: Tensor) -> list[nn.Linear]:
 
 @torch.no_grad()
 def minimise(features: Tensor, labels: Tensor, decays: Tensor, iterations: int, classes: int) -> Tensor:
-    """Weights (decays, classes, features + 1), the bias in the last place."""
+    """Weights (decays, classes, features + 1), the bias in the last column."""
     regressions, (images, width) = len(decays), features.shape
     decay = decays.view(-1, 1, 1).repeat(1, 1, width + 1)
     decay[..., -1] = 0  # none on the bias
 
     def sums(shares: Tensor) -> Tensor:
-        """The mean image, and a one for the bias, of each column of shares (images, columns)."""
+        """Features, and a one for the bias, summed with the weights of each column of shares (images, columns)."""
         return torch.cat([shares.T @ features, shares.sum(0).unsqueeze(1)], dim=1) / images
 
     def logits_of(weights: Tensor) -> Tensor:
@@ -119,12 +119,12 @@ def minimise(features: Tensor, labels: Tensor, decays: Tensor, iterations: int, 
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Of each regression."""
+    """Dot product for each regression."""
     return (a * b).sum((1, 2))
 
 
 def _direction(gradient: Tensor, history: deque[Seen]) -> Tensor:
-    """Minus the gradient times the inverse curvature that the last steps have seen (Nocedal's two loops)."""
+    """Minus the inverse Hessian approximation times the gradient (L-BFGS two-loop recursion)."""
     direction, shares = -gradient, []
     for moved, change, curvature in reversed(history):
         share = _quotient(_dot(moved, direction), curvature)
@@ -141,12 +141,12 @@ def _direction(gradient: Tensor, history: deque[Seen]) -> Tensor:
 
 
 def _quotient(a: Tensor, b: Tensor) -> Tensor:
-    """Zero where there is nothing to divide by: a regression that has arrived no longer moves."""
+    """a / b, zero where b is zero: a regression that has converged no longer moves."""
     return torch.where(b > 0, a / b, 0)
 
 
 def _step(slope: Slope, at_zero: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """How far to go: where the slope, which only rises, is near enough to zero. And what is there."""
+    """Line search: a step size at which the slope, which only rises, is near zero; and the probabilities there."""
     low, slope_low = torch.zeros_like(first), at_zero
     high = torch.full_like(first, torch.inf)
     step = torch.where(at_zero < 0, first, 0)

@@ -1,4 +1,4 @@
-"""How right a classifier is: shares of images in per cent, and average precision."""
+"""Scores of classifiers: accuracy in per cent, and average precision."""
 
 import numpy as np
 from torch import Tensor
@@ -7,7 +7,7 @@ from tico_ssl.results.record import Numbers
 
 
 def top_accuracies(scores: Tensor, labels: Tensor) -> Numbers:
-    """Per cent of images whose class has the highest score (top1), or one of the five highest (top5)."""
+    """Per cent of images whose class has the highest score (top1), or is among the five highest (top5)."""
     best = scores.topk(min(5, scores.shape[1]), dim=1).indices == labels.to(scores.device)[:, None]
     return {
         "top1": 100 * float(best[:, 0].double().mean()),
@@ -16,10 +16,10 @@ def top_accuracies(scores: Tensor, labels: Tensor) -> Numbers:
 
 
 def average_precision(scores: np.ndarray, present: np.ndarray) -> float:
-    """The area under the precision-recall curve after precision has been made to fall only, at all points of recall.
+    """Area under the precision-recall curve with interpolated (monotonically decreasing) precision, at all recalls.
 
-    Images are ranked by score; at each that is present, recall makes a step. This is VOC's measure from 2010 on, not
-    the mean at 11 points of recall. Images with equal scores count as one step, so their order does not matter.
+    This is VOC's measure from 2010 on, not the mean at 11 recalls. Images with equal scores count as one step, so
+    their order does not matter.
     """
     order = np.argsort(-scores, kind="stable")
     hits = np.asarray(present, dtype=np.float64)[order]

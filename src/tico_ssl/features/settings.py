@@ -8,12 +8,12 @@ from tico_ssl.config.section import Section
 
 
 class Voters(Section):
-    """How many neighbours vote, and how sharply near ones outweigh far ones."""
+    """Number of neighbours, and the temperature of their votes."""
 
     k: Annotated[int, Field(ge=1)]
-    """Neighbours."""
+    """Number of neighbours."""
     temperature: Annotated[float, Field(gt=0)]
-    """A vote counts exp(cosine / temperature)."""
+    """A vote has weight exp(cosine / temperature)."""
 
 
 class KnnConfig(Section):
@@ -23,17 +23,17 @@ class KnnConfig(Section):
         Voters(k=20, temperature=0.07),
         Voters(k=200, temperature=0.1),
     )
-    """Every pair is reported; all of them take one search for neighbours."""
+    """Pairs of k and temperature; each is reported."""
 
 
 class LinearConfig(Section):
-    """Settings of the probe."""
+    """Settings of the linear probe."""
 
     weight_decays: Annotated[tuple[float, ...], Field(min_length=1, strict=False)] = (1e-5, 1e-4, 1e-3, 1e-2)
-    """Candidates, of which the best on held-out training images is taken."""
+    """Candidates; the best on held-out training images is used."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Share of the training images that choose the decay."""
+    """Fraction of the training images held out to choose the weight decay."""
     iterations: Annotated[int, Field(ge=1)] = 100
-    """Of L-BFGS."""
+    """L-BFGS iterations, at most."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Of the choice of held-out images."""
+    """Seed of the held-out images."""

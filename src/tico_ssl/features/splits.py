@@ -1,4 +1,4 @@
-"""Which images a classifier learns from, and which it is asked about."""
+"""Training and test split of labelled images."""
 
 import torch
 
@@ -6,13 +6,13 @@ from tico_ssl.data.source import Source
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.randomness import generator
 
-HELD_OUT = 0.2  # of labelled images, where the data have no test split of their own
+HELD_OUT = 0.2  # fraction of labelled images, where the data have no test split
 
 
 def splits(train: Source, test: Source | None, seed: int) -> tuple[Source, Source, str]:
-    """Images to learn from and to be asked about, and how they were chosen: the data's own, or within every class.
+    """Training and test images, and how they were chosen: the data's own split, or held out within every class.
 
-    Images of several classes, like those of none, are held out from the whole.
+    Images with several classes or none are held out from the whole.
     """
     if test is not None:
         return train, test, "the data's own"

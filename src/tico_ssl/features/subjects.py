@@ -1,4 +1,4 @@
-"""What is judged: the backbone of a run, a backbone file, or any model by name, with weights from elsewhere or none."""
+"""The model under evaluation: backbone of a run, backbone file, or any model by name, with given or random weights."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +23,12 @@ from tico_ssl.runtime.files import digest
 from tico_ssl.runtime.progress import say
 from tico_ssl.runtime.randomness import derived_seed, generator
 
-USUAL_SIZE = 224  # pixels, for images of different sizes
+USUAL_SIZE = 224  # pixels, where images have different sizes
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A backbone, the data that it is judged by, and the folder that takes what comes of it."""
+    """A backbone, the data to evaluate it on, and the folder of its results."""
 
     backbone: Backbone
     data: DataConfig
@@ -39,7 +39,7 @@ class Subject:
 
 
 def open_subject(run: str | Path, data: Given | None = None) -> Subject:
-    """A run folder, a backbone file, or the name of a model, which then has random weights."""
+    """Open a run folder, a backbone file, or a model by name, which then has random weights."""
     if is_model_name(run):
         config = _data_of_model(str(run), data)
         backbone = _build(str(run), config)
@@ -50,7 +50,7 @@ def open_subject(run: str | Path, data: Given | None = None) -> Subject:
 
 
 def import_model(name: str | Path, weights: str | Path, data: Given | None) -> Path:
-    """Write a model with weights from elsewhere as a backbone file, which all evaluations take."""
+    """Write a model with weights from another library as a backbone file, which all evaluations accept."""
     if not is_model_name(name):
         raise UserError(f"--weights goes with the name of a model, such as torchvision/resnet50, not with {name}")
     config = _data_of_model(str(name), data)
@@ -62,7 +62,7 @@ def import_model(name: str | Path, weights: str | Path, data: Given | None) -> P
 
 
 def _data_of_model(name: str, data: Given | None) -> DataConfig:
-    """Images in their own size where they all have one, and in the usual one otherwise."""
+    """At the size of the images where they all have the same (at most 224 pixels), else at 224 pixels."""
     if data is None:
         raise UserError(f"{name}: say which images with --data")
     mean: tuple[float, ...] = IMAGENET_MEAN
@@ -87,7 +87,7 @@ def _build(name: str, config: DataConfig, stem: str = "auto") -> Backbone:
 
 
 def _with_weights(name: str, config: DataConfig, path: Path) -> Backbone:
-    """The model whose shape the weights have: of two stems, small images take the other by themselves."""
+    """The model with the stem that fits the weights: for small images `auto` may choose another than they have."""
     state = _read_state(path)
     for stem in ("auto", "standard"):
         backbone = _build(name, config, stem)
@@ -103,14 +103,14 @@ def _with_weights(name: str, config: DataConfig, path: Path) -> Backbone:
             left = sorted(set(state) - {prefix + key for key in found})
             if left:
                 shown = ", ".join(left[:3]) + (", ..." if len(left) > 3 else "")
-                say(f"{path.name}: {len(found)} tensors taken; left aside: {shown}")
+                say(f"{path.name}: {len(found)} tensors loaded; ignored: {shown}")
             return backbone
     theirs, ours = tuple(found[wrong[0]].shape), tuple(wanted[wrong[0]].shape)
     raise UserError(f"{path}: '{wrong[0]}' is {theirs}, and {name} for {config.image_size} pixels has {ours}")
 
 
 def _read_state(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file or of a PyTorch checkpoint, by name."""
+    """The tensors of a safetensors file or a PyTorch checkpoint, by name."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     try:
@@ -119,18 +119,18 @@ def _read_state(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path}: damaged or not a safetensors file ({error})") from error
     except Exception as error:  # a damaged or unsafe file fails in many ways
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"{path}: not a file of weights that is safe to read ({reason})") from error
+        raise UserError(f"{path}: not a weights file that is safe to load ({reason})") from error
     for key in ("state_dict", "model", "teacher"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
     state = {key: value for key, value in state.items() if isinstance(value, Tensor)} if isinstance(state, dict) else {}
     if not state:
-        raise UserError(f"{path}: holds no tensors by name")
+        raise UserError(f"{path}: contains no named tensors")
     return state
 
 
 def _prefix(state: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:
-    """What stands before the names of the network's own tensors (`module.encoder_q.`), if anything does."""
+    """The common prefix of the network's tensors in a checkpoint (`module.encoder_q.`), or an empty string."""
     first = next(iter(wanted))
     prefixes = [key.removesuffix(first) for key in state if key == first or key.endswith(f".{first}")]
     return max(prefixes, key=lambda prefix: sum(prefix + key in state for key in wanted), default="")
@@ -151,7 +151,7 @@ CALIBRATION_IMAGES = 2_560
 
 
 def untrained_twin(trained: Backbone, train: Source, seed: int, device: torch.device) -> Backbone:
-    """The same architecture as it was before training, its BatchNorm calibrated on the data for a fair comparison."""
+    """The same architecture with untrained weights, its BatchNorm calibrated on the data for a fair comparison."""
     twin = fresh_twin(trained, seed).to(device)
     shuffled = train.subset(torch.randperm(len(train), generator=generator(seed, "split", 1))[:CALIBRATION_IMAGES])
     batches = (images for images, _ in image_batches(shuffled, twin, device))
@@ -159,9 +159,9 @@ def untrained_twin(trained: Backbone, train: Source, seed: int, device: torch.de
 
 
 def fresh_twin(trained: Backbone, seed: int) -> Backbone:
-    """The same architecture with the weights that it has before training."""
+    """The same architecture with its initial weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(seed, "weights"))
-        # Zero-gamma would make the twin shallower than a usual untrained network; it is the training's own device.
+        # Zero-gamma is a training trick; it would make the twin shallower than a usual untrained network.
         config = trained.config.model_copy(update={"zero_gamma": False})
         return build_backbone(config, trained.image_size, trained.mean, trained.std)

@@ -1,12 +1,12 @@
-"""What came of runs, as one HTML file that opens from disk, and as figures for papers. See docs/report.md.
+"""Runs as one HTML file that opens from disk, and as figures for papers. See docs/report.md.
 
-What a run says is read in `results`, what its backbone makes of images in `features`; here it is drawn:
-    findings                the run in sentences
-    published               the paper's numbers beside ours
-    charts, static, atlas   figures for the browser, for papers, and thousands of thumbnails in a few files
+Runs are read by `results` and images embedded by `features`; here both are drawn:
+    findings                the main findings in sentences
+    published               the paper's results beside ours
+    charts, static, atlas   figures for the browser, for papers, and sheets of thumbnails
     html, page              the document
     one_run, run_curves, image_sections, several_runs   its sections
-Nothing here imports torch, except to embed images where a map of them is asked for.
+Nothing here imports torch, except to embed images for the map.
 """
 
 from collections.abc import Sequence
@@ -40,12 +40,12 @@ def report(
 ) -> Path:
     """Write report.html and figures/ for a run, several runs or a study; returns the path of the page.
 
-    `out` is a folder: by default that of the run or of the study, and `report` for several runs. `data` are other
-    images for the map and the gallery of one run, of which `points` are shown; with 0 there are none.
+    `out` is a folder: by default that of the run or study, and `report` for several runs. `data` replaces the images of
+    the map and the gallery of one run; `points` is their number, 0 leaves both out.
     """
     places = [runs] if isinstance(runs, str | Path) else list(runs)
     if not places:
-        raise UserError("which run? Give the folder of one, of several, or of a study")
+        raise UserError("which run? Give one or several run folders, or the folder of a study")
     alone = len(places) == 1
     folder = Path(out).expanduser() if out is not None else Path(places[0]).expanduser() if alone else Path("report")
     if out is not None and folder.is_file():
@@ -72,22 +72,22 @@ def _write(folder: Path, text: str, sections: Sequence[Section]) -> Path:
 
 
 def _picture(record: Record, data: "Given | None", points: int) -> Picture | str:
-    """What the backbone makes of images, or why that is not shown."""
+    """The embedded images, or why they are not shown."""
     if points <= 0:
-        return "Map and gallery were left out (--points 0)."
+        return "The map and the gallery were left out (--points 0)."
     if not record.run.backbone_file.is_file():
         when = "yet" if record.checkpoint is None else "any more"
-        return f"There is no backbone {when}, so no map, no neighbours and no classes: they are made from its weights."
+        return f"There is no backbone {when}, so no map, neighbours or classes, which need its weights."
     from tico_ssl.features.exploration import picture_of
 
     evaluated = [str(result.get("checkpoint")) for result in record.results]
     try:
         return picture_of(record.run.folder, data, points, GALLERIES, evaluated)
-    except (UserError, OSError) as error:  # data that have been moved must not cost the rest of the report
+    except (UserError, OSError) as error:  # moved data must not cost the rest of the report
         if data is not None:
             raise
         say(f"without map and gallery: {error}")
-        return f"No map and no gallery, since the images cannot be read: {error}. Others can be given with --data."
+        return f"No map and no gallery, since the images cannot be read: {error}. Give other images with --data."
 
 
 def _description(study: str | Path) -> str:

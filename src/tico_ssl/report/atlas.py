@@ -1,4 +1,4 @@
-"""Thousands of small images in a few files: sheets of thumbnails, cut up again by whoever shows one."""
+"""Sprite sheets: thousands of thumbnails in a few images, cut up again in the browser."""
 
 import base64
 import io
@@ -10,7 +10,7 @@ from PIL import Image
 
 COLUMNS = 32
 PER_SHEET = COLUMNS * COLUMNS
-BUDGET = 9 << 20  # bytes of all sheets; a third more when written as text
+BUDGET = 9 << 20  # bytes of all sheets; base64 adds a third
 QUALITIES = (80, 65, 50, 35, 20)
 
 
@@ -26,8 +26,8 @@ class Atlas:
 
 
 def build_atlas(thumbnails: np.ndarray, budget: int = BUDGET) -> Atlas:
-    """Sheets of thumbnails (n, side, side, 3): as fine as fits the budget, as the first sheet tells; half as large if
-    not even the coarsest does."""
+    """Sheets of thumbnails (n, side, side, 3) at the highest quality that fits the budget, by the size of the first
+    sheet; halved in size if not even the lowest quality fits."""
     count, side = thumbnails.shape[:2]
     parts = [thumbnails[start : start + PER_SHEET] for start in range(0, count, PER_SHEET)]
     for quality in QUALITIES:
@@ -42,12 +42,12 @@ def image_url(pixels: np.ndarray, quality: int = 85) -> str:
 
 
 def data_url(content: bytes, kind: str = "image/webp") -> str:
-    """Bytes as an address that holds them."""
+    """Bytes as a data URL."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def _halved(thumbnails: np.ndarray) -> np.ndarray:
-    """Every four pixels as their mean."""
+    """Downsampled by two, averaging."""
     count, side = thumbnails.shape[0], thumbnails.shape[1] // 2
     cut = thumbnails[:, : 2 * side, : 2 * side].reshape(count, side, 2, side, 2, 3)
     halved: np.ndarray = cut.mean(axis=(2, 4), dtype=np.float32).round().astype(np.uint8)

@@ -1,26 +1,26 @@
-"""What is drawn, said once: the browser and the paper get the same figure from it.
+"""Charts as data: the browser and papers get the same figure.
 
-A chart is data and words. `as_plotly` makes a Plotly figure of it, `static.save` a file for a paper.
+`as_plotly` turns a chart into a Plotly figure, `static.save` into files for papers.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-# Okabe and Ito's colours, which people with any kind of colour vision can tell apart; blue a little lighter and grey
-# for black, so that all can be seen on white and on near-black. Beyond eight, marks change their shape.
+# Okabe and Ito's colour-blind safe palette, with a lighter blue, and grey for black, so that all are visible on white
+# and on near-black. Beyond eight series, marker shapes change.
 PALETTE = ("#1f83c4", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#9a8f00", "#8a8f98")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon")
 DASHES = ("solid", "dash", "dot", "dashdot")
-BEGUN, ENDED = (154, 165, 177), (213, 94, 0)  # colours of the first and the last moment of a run
-SHOWN_CELLS = 400  # of a heat map: more numbers than these cannot be read
+BEGUN, ENDED = (154, 165, 177), (213, 94, 0)  # colours of the first and the last epoch
+SHOWN_CELLS = 400  # with numbers in a heat map; more are illegible
 
 Kind = Literal["lines", "bars", "heat", "points"]
 
 
 @dataclass(frozen=True)
 class Series:
-    """Values that belong together. `dashed` is for what was not measured, such as a bound."""
+    """One series. `dashed` is for reference lines that were not measured."""
 
     name: str
     x: Sequence[Any]
@@ -29,9 +29,9 @@ class Series:
     dashed: bool = False
     deviation: Sequence[float | None] | None = None
     places: Sequence[int] | None = None
-    """Of a map: which image each point is."""
+    """In a map: the image of each point."""
     rank: int | None = None
-    """Of its colour, dash and shape, where that is not its place in the chart."""
+    """Index of its colour, dash and shape, if not its position in the chart."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,16 @@ class Chart:
     log_y: bool = False
     cells: Sequence[Sequence[float]] = field(default_factory=list)
     names: Sequence[str] = ()
-    """Of the rows and columns of a heat map."""
+    """Names of the rows and columns of a heat map."""
     marks: bool = False
-    """Marks on the points of a line."""
+    """Markers on the points of a line."""
     from_zero: bool = False
-    """The scale begins at zero, so that heights compare."""
+    """The y axis starts at zero."""
     height: int = 340
 
     @property
     def alt(self) -> str:
-        """The figure in a sentence, for those who do not see it."""
+        """Text alternative in one sentence."""
         if self.kind == "heat":
             return f"Heat map of {len(self.names)} by {len(self.names)} classes: {self.title}."
         if self.kind == "points":
@@ -75,18 +75,18 @@ class Chart:
 
 
 def label(text: str) -> str:
-    """Text that Plotly shows as it is: it would take tags in it for its own."""
+    """Text with markup escaped: Plotly would interpret tags."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def over_time(share: float) -> str:
-    """The colour of a moment of a run, from 0 to 1."""
+    """Colour of a moment of a run, from 0 to 1."""
     mixed = (round(a + (b - a) * share) for a, b in zip(BEGUN, ENDED))
     return "#" + "".join(f"{value:02x}" for value in mixed)
 
 
 def as_plotly(chart: Chart) -> dict[str, Any]:
-    """Data and layout of a Plotly figure. Colours of paper, ink and grid are the page's, which may change."""
+    """Data and layout of a Plotly figure. Background, text and grid colours are the page's, which may change."""
     traces = {"lines": _line, "bars": _bars, "points": _points}
     data = (
         [_heat(chart)]
@@ -124,7 +124,7 @@ def as_plotly(chart: Chart) -> dict[str, Any]:
 
 
 def style(series: Series, number: int) -> tuple[str, int]:
-    """The colour of a series, and how often all colours have been used before: then dashes and shapes differ."""
+    """The colour of a series, and how often the palette has been used up: then dashes and shapes differ."""
     number = number if series.rank is None else series.rank
     return (series.colour, 0) if series.colour else (PALETTE[number % len(PALETTE)], number // len(PALETTE))
 
@@ -190,6 +190,6 @@ def _heat(chart: Chart) -> dict[str, Any]:
         "ygap": 1,
         "zmin": 0,
         "colorbar": {"thickness": 10, "outlinewidth": 0, "len": 0.8},
-        "hovertemplate": "%{y} taken for %{x}: %{z:.1f} %<extra></extra>",
+        "hovertemplate": "%{y} predicted as %{x}: %{z:.1f} %<extra></extra>",
         **({"texttemplate": "%{z:.0f}", "showscale": False} if few else {}),
     }

@@ -1,4 +1,4 @@
-"""The run in sentences: did pretraining help, did it collapse, how many dimensions are in use."""
+"""The main findings in sentences: did pretraining help, did it collapse, how many dimensions are in use."""
 
 from typing import Literal, NamedTuple
 
@@ -6,18 +6,18 @@ from tico_ssl.results.record import Record
 from tico_ssl.results.verdict import POINTS, verdict
 
 Tone = Literal["good", "bad", "plain"]
-WAITING = 0.1  # share of the training time without images that is worth a sentence
+WAITING = 0.1  # share of the training time worth a sentence
 
 
 class Sentence(NamedTuple):
-    """A finding, and whether it is welcome."""
+    """A finding, and its tone."""
 
     tone: Tone
     text: str
 
 
 def findings(record: Record) -> list[Sentence]:
-    """What a person should know first."""
+    """What a reader should know first."""
     found = [] if record.finished else [Sentence("plain" if record.running else "bad", f"The run is {record.state}.")]
     found += [*_help(record), _collapse(record), *_rank(record)]
     share = record.waiting_seconds / record.training_seconds if record.training_seconds else 0.0
@@ -45,7 +45,7 @@ def _collapse(record: Record) -> Sentence:
     if record.collapse:
         return Sentence("bad", f"Signs of collapse: {'; '.join(record.collapse)}.")
     if any("collapse" in line for line in record.warnings):
-        return Sentence("bad", "It looked like collapse on the way (see the warnings); the last step does not.")
+        return Sentence("bad", "Signs of collapse during training (see the warnings), but not at the last step.")
     return Sentence("good", "No sign of collapse.")
 
 
@@ -57,5 +57,5 @@ def _rank(record: Record) -> list[Sentence]:
         ]
     ratio, dim = (record.logged[-1] if record.logged else {}).get("participation_ratio"), record.setting("method.dim")
     if ratio is not None and dim:
-        return [Sentence("plain", f"The covariance fills about {ratio:.0f} of {dim} directions.")]
+        return [Sentence("plain", f"Participation ratio of the covariance: {ratio:.0f} of {dim} dimensions.")]
     return []

@@ -9,7 +9,7 @@ VOID = frozenset({"br", "img", "input", "meta"})
 
 
 class Html(str):
-    """Markup. A plain string that is put into a page is escaped; this is not."""
+    """Markup. Plain strings are escaped in a page; this is not."""
 
     __slots__ = ()
 
@@ -18,7 +18,7 @@ Child = str | float | None | list[Any]
 
 
 def tag(element: str, /, *children: Child, **attributes: str | float | bool | None) -> Html:
-    """An element. `class_` is the attribute class, `data_x` data-x; True is an attribute without a value, None none."""
+    """An element. `class_` is the attribute class, `data_x` data-x; True means without a value, None is omitted."""
     written = "".join(
         f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{html.escape(str(value))}"')
         for key, value in attributes.items()
@@ -30,7 +30,7 @@ def tag(element: str, /, *children: Child, **attributes: str | float | bool | No
 
 
 def joined(*children: Child) -> Html:
-    """Children one after the other: text is escaped, markup is not, lists are walked through, None is nothing."""
+    """Concatenated children: text is escaped, markup is not, lists are flattened, None is omitted."""
     parts: list[str] = []
     for child in children:
         if isinstance(child, list):
@@ -43,13 +43,13 @@ def joined(*children: Child) -> Html:
 
 
 def inline_json(values: Any) -> Html:
-    """JSON that stands inside a script element: nothing in it can end the element, and NaN is null."""
+    """JSON inside a script element: nothing in it can end the element, and NaN is null."""
     text = json.dumps(_finite(values), separators=(",", ":"), allow_nan=False, ensure_ascii=True)
     return Html(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def _finite(values: Any) -> Any:
-    """The same with None in place of what JSON has no number for."""
+    """The same with None for NaN and infinity."""
     if isinstance(values, dict):
         return {str(key): _finite(value) for key, value in values.items()}
     if isinstance(values, (list, tuple)):

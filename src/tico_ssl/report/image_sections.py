@@ -9,9 +9,9 @@ from tico_ssl.report.html import Html, tag
 from tico_ssl.report.page import Section, Thumbnails, figure, folded, paragraph, table
 from tico_ssl.results.table import Cell
 
-MOST_CLASSES = 50  # in a confusion matrix; beyond, the pairs say more
+MOST_CLASSES = 50  # in a confusion matrix; with more, the table of mistakes is clearer
 MOST_BARS = 40  # classes whose accuracy is drawn
-SHORT_GALLERY = 12  # rows that are shown at first, as the style sheet says
+SHORT_GALLERY = 12  # rows shown at first, as in the style sheet
 
 
 def map_section(picture: Picture) -> tuple[Section, Thumbnails]:
@@ -27,12 +27,12 @@ def map_section(picture: Picture) -> tuple[Section, Thumbnails]:
             series.append(Series(name, x, y, places=places.tolist(), rank=number))
     colours = "class" if picture.clusters is None else "cluster (k-means)"
     if picture.clusters is not None and picture.classes:
-        colours += f", since {len(picture.classes):,} classes are more than there are colours"
+        colours += f", since {len(picture.classes):,} classes are too many for colours"
     chart = Chart(
         "map",
         "Map of the embedding",
-        f"{picture.how}; coloured by {colours}. What the network takes for alike stands together. Point at an image to "
-        "see it; with the keyboard, arrow keys walk from image to image.",
+        f"{picture.how}; coloured by {colours}. Images with similar features lie close together. Point at one to "
+        "see it, or move between images with the arrow keys.",
         series,
         kind="points",
         height=620,
@@ -52,16 +52,16 @@ def gallery(picture: Picture) -> Section:
         _gallery_row(picture, number, slice(number * per, (number + 1) * per))
         for number in range(len(picture.queries.names))
     ]
-    text = f"Test images (left) and the {per} training images nearest to them by cosine."
+    text = f"Test images (left) and the {per} training images nearest to them by cosine similarity."
     controls = Html("")
     if picture.classes:
-        text += " Neighbours of another class are crossed. Classes take turns by a fixed draw: nobody has picked these."
+        text += " Neighbours of another class are marked ×. Queries are a random sample, class by class."
         options = [tag("option", "all classes", value="")]
         options += [tag("option", name, value=i) for i, name in enumerate(picture.classes)]
         controls = tag(
             "p",
             tag("label", "Show ", tag("select", options, id="gallery-class")),
-            tag("label", tag("input", type="checkbox", id="gallery-wrong"), " only those with a wrong neighbour"),
+            tag("label", tag("input", type="checkbox", id="gallery-wrong"), " only queries with a wrong neighbour"),
             class_="controls",
         )
     more = tag("button", f"Show all {len(rows)}", type="button", class_="more", id="gallery-all")
@@ -105,11 +105,9 @@ def _image(images: Images, place: int, alt: str) -> Html:
 
 
 def classes(picture: Picture) -> Section:
-    """Accuracy of each class, and which is taken for which."""
+    """Accuracy per class, and the confusion matrix."""
     if picture.confusion is None:
-        text = (
-            "Without one class an image there is nothing to be right or wrong about. Class folders would give labels."
-        )
+        text = "Class accuracy needs one class per image, for example from class folders."
         return Section("classes", "Classes", [paragraph(text, class_="missing")])
     share = 100 * picture.confusion / np.maximum(picture.confusion.sum(1), 1)[:, None]
     charts = [_class_accuracy(picture.classes, picture.confusion, share)]
@@ -117,21 +115,21 @@ def classes(picture: Picture) -> Section:
         charts.append(_confusion(picture.classes, share))
     content = [figure(chart) for chart in charts]
     if rows := _mistakes(picture.classes, share):
-        content.append(folded("The ten most common mistakes", table(["class", "taken for", "of its images"], rows)))
+        content.append(folded("The ten most common mistakes", table(["class", "predicted as", "share"], rows)))
     return Section("classes", "Classes", content, charts)
 
 
 def _class_accuracy(names: list[str], confusion: np.ndarray, share: np.ndarray) -> Chart:
-    """Of the classes that have test images, the hardest first."""
+    """Accuracy of the classes with test images, the hardest first."""
     counts, right = confusion.sum(1), np.diag(share)
     seen = np.flatnonzero(counts)
     order = seen[np.argsort(right[seen], kind="stable")][:MOST_BARS]
     total = 100 * np.trace(confusion) / max(1, counts.sum())
-    vote = f"kNN with k = {VOTERS} on {int(counts.sum()):,} test images: {total:.1f} % right."
-    first = "The hardest classes first." if len(order) == len(seen) else f"The {len(order)} hardest of {len(seen):,}."
+    vote = f"kNN with k = {VOTERS} on {int(counts.sum()):,} test images: {total:.1f} % accuracy."
+    first = "Hardest classes first." if len(order) == len(seen) else f"The {len(order)} hardest of {len(seen):,}."
     return Chart(
         "class-accuracy",
-        "Accuracy of each class",
+        "Accuracy per class",
         f"{vote} {first}",
         [Series("accuracy", [names[i] for i in order], right[order].round(1).tolist())],
         "per cent",
@@ -143,11 +141,11 @@ def _class_accuracy(names: list[str], confusion: np.ndarray, share: np.ndarray) 
 def _confusion(names: list[str], share: np.ndarray) -> Chart:
     return Chart(
         "confusion",
-        "Confusion",
-        "Per cent of the images of a class (row) that were taken for each class (column).",
+        "Confusion matrix",
+        "Per cent of the images of each true class (row) by predicted class (column).",
         [],
-        "taken for",
-        "class",
+        "predicted class",
+        "true class",
         kind="heat",
         cells=share.round(1).tolist(),
         names=names,
@@ -156,7 +154,7 @@ def _confusion(names: list[str], share: np.ndarray) -> Chart:
 
 
 def _mistakes(names: list[str], share: np.ndarray) -> list[list[Cell | Html | str]]:
-    """The ten pairs of classes of which the largest share is confused."""
+    """The ten pairs of classes with the largest share of confusions."""
     wrong = share * (1 - np.eye(len(share)))
     pairs = [(int(i), int(j)) for i, j in zip(*np.nonzero(wrong))]
     worst = sorted(pairs, key=lambda pair: -wrong[pair])[:10]

@@ -20,15 +20,15 @@ DATA_WORDS = {"source": "data", "train": "training images", "test": "test images
 
 
 def header(record: Record) -> list[Html]:
-    """What was trained on what, for how long, how fast, and the verdict."""
+    """Method, data, duration, throughput, and the findings."""
     facts = {
         "method": record.setting("method.name", "?"),
         "data": _source(record),
         "backbone": record.setting("backbone.name", "?"),
         "epochs": f"{record.epoch:.4g} of {record.epochs}",
-        "batch": f"{record.setting('training.batch_size', '?')} images",
+        "batch size": f"{record.setting('training.batch_size', '?')} images",
         "training": duration(record.seconds) if record.logged else "not begun",
-        "speed": f"{record.images_per_second:,.0f} images/s" if record.images_per_second else "unknown",
+        "throughput": f"{record.images_per_second:,.0f} images/s" if record.images_per_second else "unknown",
         "machine": str(record.environment.get("gpu") or record.environment.get("processor") or "unknown"),
         **_fallbacks(record),
     }
@@ -49,7 +49,7 @@ def header(record: Record) -> list[Html]:
 
 
 def _fallbacks(record: Record) -> dict[str, str]:
-    """How steps were carried out, if not as they were meant to be; and why."""
+    """The execution of steps after a fallback, and the reason."""
     lines = [line for line in record.metrics if isinstance(line.get("fallback"), dict)]
     reasons = {what: reason for line in lines for what, reason in line["fallback"].items()}
     if not reasons:
@@ -65,7 +65,7 @@ def _source(record: Record) -> str:
 
 
 def sections(record: Record, picture: Picture | str) -> tuple[list[Section], Thumbnails | None]:
-    """All sections. `picture` is what was embedded, or why nothing was."""
+    """All sections. `picture` are the embedded images, or why there are none."""
     found = [training(record), covariance(record), views(record)]
     thumbnails = None
     if isinstance(picture, str):
@@ -81,18 +81,14 @@ def views(record: Record) -> Section:
     """The contact sheet."""
     sheet = record.run.folder / "views.png"
     if not sheet.is_file():
-        return Section(
-            "views", "Views", [paragraph("The run has drawn no contact sheet (views.png).", class_="missing")]
-        )
-    text = (
-        "Images of the first batch on top, and below them what the networks saw. One should still recognise the image."
-    )
+        return Section("views", "Views", [paragraph("The run has no contact sheet (views.png).", class_="missing")])
+    text = "Top row: images of the first batch. Below: their augmented views. The images should still be recognisable."
     picture = tag("img", src=data_url(sheet.read_bytes(), "image/png"), alt="Contact sheet: originals and views")
     return Section("views", "Views", [tag("figure", tag("figcaption", text), picture, class_="sheet")])
 
 
 def evaluations(record: Record) -> Section:
-    """Every result with its protocol; and how to get those that are missing."""
+    """All results with their protocols, and the commands for missing ones."""
     content: list[Html] = []
     representations = list(dict.fromkeys(name for result in record.results for name in result["numbers"]))
     head = ["protocol", "metric", *representations, "how"]
@@ -104,7 +100,7 @@ def evaluations(record: Record) -> Section:
             cells = [Cell(found.text(name), found.values.get(name)) for name in representations]
             kept.append([result["protocol"], found.title, *cells, _protocol(result)])
     if rows:
-        text = "The trained backbone beside the same network without training."
+        text = "The trained backbone beside the same architecture untrained."
         content += [paragraph(text), table(head, rows, sortable=True)]
     if earlier:
         content.append(folded("Results of earlier checkpoints", table(head, earlier, sortable=True)))
@@ -112,18 +108,18 @@ def evaluations(record: Record) -> Section:
 
 
 def _missing(record: Record) -> list[Html]:
-    """What has not been measured, and the commands that would."""
+    """Missing evaluations, with the commands that run them."""
     if not record.run.backbone_file.is_file():
         when = "yet" if record.checkpoint is None else "any more: its weights are gone"
         return [paragraph(f"There is no backbone to evaluate {when}.", class_="missing")]
     content = []
     if missing := [name for name in USUAL if name not in record.current_results]:
-        text = "Not measured yet" if not record.results else "Not measured for the backbone as it is now"
+        text = "Not measured yet" if not record.results else "Not measured for the current backbone"
         typed = command(f"tico evaluate {record.run.folder} {' '.join(missing)}")
-        content.append(paragraph(f"{text}: ", ", ".join(missing), ". To do so: ", typed))
+        content.append(paragraph(f"{text}: ", ", ".join(missing), ". Run ", typed))
     if others := [name for name in catalogue.entries("evaluations") if name not in {*record.current_results, *USUAL}]:
         listing = command("tico list evaluations")
-        text = paragraph("There are also ", ", ".join(others), ". ", listing, " says what each is.")
+        text = paragraph("Also available: ", ", ".join(others), ". ", listing, " describes them.")
         content.append(folded("Other protocols", text))
     return content
 
@@ -137,13 +133,13 @@ def _protocol(result: Line) -> Html:
 
 
 def recipe_section(record: Record) -> Section:
-    """Everything that the numbers depend on."""
+    """The recipe and the environment."""
     recipe = yaml.safe_dump(record.recipe, sort_keys=False, allow_unicode=True)
     known = {key: value for key, value in record.environment.items() if key != "packages"}
     known |= record.environment.get("packages") or {}
     rows: Rows = [[str(key), str(value)] for key, value in known.items()]
     content = [
-        paragraph("The recipe runs again as it is: ", command(f"tico pretrain {record.run.recipe_file}")),
+        paragraph("The recipe can be run again: ", command(f"tico pretrain {record.run.recipe_file}")),
         folded("Recipe", tag("pre", recipe, tabindex=0)),
         folded("Environment", table(["what", "value"], rows)),
     ]
@@ -151,7 +147,7 @@ def recipe_section(record: Record) -> Section:
 
 
 def trouble(record: Record) -> Section:
-    """Warnings and files that could not be read."""
+    """Warnings and unreadable files."""
     content: list[Html] = []
     if record.warnings:
         content.append(bulleted(record.warnings))

@@ -1,4 +1,4 @@
-"""One file that opens from disk: sections of text, tables and figures, with all that they need inside."""
+"""One file that opens from disk: sections of text, tables and figures, with everything inlined."""
 
 import base64
 import hashlib
@@ -15,7 +15,7 @@ from tico_ssl.results.table import Cell
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page. `key` is its address on the page."""
+    """A section of the page. `key` is its anchor."""
 
     key: str
     title: str
@@ -25,7 +25,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Thumbnails:
-    """The images that a map shows on hover: a name and a note for each, and the atlas that they are in."""
+    """Images that a map shows on hover: a name and a note for each, and their atlas."""
 
     atlas: Atlas
     names: list[str]
@@ -66,9 +66,9 @@ def page(title: str, header: list[Html], sections: Sequence[Section], thumbnails
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """Nothing is fetched from anywhere, and only these scripts run: whatever a name may contain, it stays text.
+    """Content security policy: nothing is fetched, and only these scripts run, so that a name stays text.
 
-    Plotly's WebGL makes functions of text, hence unsafe-eval; it also sets styles on elements.
+    Plotly's WebGL compiles functions from text, hence unsafe-eval; it also sets styles on elements.
     """
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
     allowed = " ".join(f"'sha256-{value}'" for value in hashes)
@@ -76,7 +76,7 @@ def _policy(scripts: Sequence[str]) -> str:
 
 
 def figure(chart: Chart, *more: Child) -> Html:
-    """The place of a figure, with its caption. Text alternatives are for those who see neither."""
+    """A figure with its caption and a text alternative."""
     return tag(
         "figure",
         tag("figcaption", tag("strong", chart.title), " ", chart.caption),
@@ -87,7 +87,7 @@ def figure(chart: Chart, *more: Child) -> Html:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Cell | Html | str]], sortable: bool = False) -> Html:
-    """A table that scrolls by itself when it is wider than the page; its columns sort on a click if asked to."""
+    """A table that scrolls by itself when it is wider than the page; optionally its columns sort on a click."""
     align = ["number" if any(_is_number(row[i]) for row in rows) else None for i in range(len(head))]
     names = [
         tag("th", tag("button", name, type="button") if sortable else name, scope="col", class_=align[column])
@@ -114,12 +114,12 @@ def paragraph(*children: Child, class_: str | None = None) -> Html:
 
 
 def command(text: str) -> Html:
-    """What a user may type."""
+    """A command to type."""
     return tag("code", text)
 
 
 def folded(title: str, *children: Child, open_: bool = False) -> Html:
-    """Something that is opened on demand."""
+    """Collapsible content."""
     return tag("details", tag("summary", title), *children, open=open_)
 
 

@@ -1,4 +1,4 @@
-"""The paper's numbers beside ours, and in words what differs in how they were made."""
+"""The paper's results beside ours, and the differences in how they were obtained."""
 
 import re
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Beside:
-    """A row of a table of the paper, and what we have for it."""
+    """A row of a table of the paper, and our result."""
 
     row: str
     paper: float
@@ -29,7 +29,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table of the paper with our numbers, the protocol of the paper, and what is different here."""
+    """A table of the paper with our results, the paper's protocol, and the differences."""
 
     name: str
     protocol: str
@@ -40,14 +40,14 @@ class PaperTable:
 
 @cache
 def published() -> dict[str, Any]:
-    """What the paper says."""
+    """The paper's results."""
     text = (resources.files("tico_ssl.report") / "published.yaml").read_text(encoding="utf-8")
     found: dict[str, Any] = yaml.safe_load(text)
     return found
 
 
 def beside_the_paper(comparison: Comparison) -> list[PaperTable]:
-    """Every table of the paper that some of the runs have something to say about."""
+    """Every table of the paper for which some run has a result."""
     return [found for table in published()["tables"] if (found := _table(table, comparison.groups)) is not None]
 
 
@@ -57,7 +57,7 @@ def _table(table: dict[str, Any], groups: list[Group]) -> PaperTable | None:
         return None
     protocol, metric = measures[0]
     taken: dict[str, dict[str, Any]] = {}
-    for row in table["rows"]:  # the special before the general: a run belongs to the first row that fits
+    for row in table["rows"]:  # specific rows come first: a run belongs to the first row that fits
         for group in groups:
             if group.name not in taken and group.number(protocol, metric) and _fits(row, group):
                 taken[group.name] = row
@@ -83,7 +83,7 @@ def _fits(row: dict[str, Any], group: Group) -> bool:
 
 
 def _differences(setting: dict[str, Any], records: list[Record]) -> list[str]:
-    """What is not as in the paper, each in a line: ours, instead of theirs."""
+    """Settings that differ from the paper's, one per line: ours, instead of theirs."""
     keys = {
         "data": "data.source",
         "backbone": "backbone.name",
@@ -113,6 +113,6 @@ def _evaluated_on(record: Record, protocol: str) -> str:
 
 
 def _listed(values: Any) -> str:
-    """Different values, in a line."""
+    """Distinct values in one line."""
     found = list(dict.fromkeys(str(value) for value in values))
     return ", ".join(found[:6]) + (", ..." if len(found) > 6 else "")

@@ -1,4 +1,4 @@
-"""The curves of a run: how it learned, how far apart its embeddings stayed, and where the time went."""
+"""The curves of a run: loss, accuracy, spread of the embeddings, and where the time went."""
 
 import itertools
 from typing import Any
@@ -10,23 +10,23 @@ from tico_ssl.report.html import Html, tag
 from tico_ssl.report.page import Section, figure, paragraph
 from tico_ssl.results.record import Line, Record
 
-MOST_POINTS = 2_000  # of a curve: more than the screen has pixels is waste
-MOMENTS = 10  # spectra that are drawn over one another
+MOST_POINTS = 2_000  # of a curve: a screen shows no more
+MOMENTS = 10  # spectra in one figure
 NO_TERMS = {"embedding_std", "mean_cosine", "participation_ratio", "largest_eigenvalue", "ema_decay", "lr"}
 SCHEDULES = (
-    ("lr", "Learning rate", "A warm-up, then half a cosine."),
-    ("ema_decay", "Decay of the target network", "Near 1 the target hardly moves any more."),
+    ("lr", "Learning rate", "Linear warm-up, then cosine decay."),
+    ("ema_decay", "EMA decay of the target network", "Near 1 the target hardly changes."),
 )
 SPREADS = (
-    ("participation_ratio", "Participation ratio", "How many directions the covariance fills; 1 is collapse."),
-    ("largest_eigenvalue", "Largest eigenvalue", "Share of all variation in one direction; above 0.5 is a warning."),
-    ("mean_cosine", "Cosine of different images", "Near 0 they are apart, near 1 they are all the same."),
-    ("embedding_std", "Standard deviation of each dimension", "It falls to 0 when embeddings collapse."),
+    ("participation_ratio", "Participation ratio", "Effective number of dimensions of the covariance; 1 is collapse."),
+    ("largest_eigenvalue", "Largest eigenvalue", "As a share of the sum of all; above 0.5 is a sign of collapse."),
+    ("mean_cosine", "Cosine similarity of different images", "The mean; near 0 they are spread out, near 1 collapsed."),
+    ("embedding_std", "Standard deviation per dimension", "Falls to 0 when embeddings collapse."),
 )
 
 
 def training(record: Record) -> Section:
-    """The curves."""
+    """Loss, accuracy and schedules."""
     if not record.logged:
         return Section("training", "Training", [paragraph("No step has been logged yet.", class_="missing")])
     terms = loss_terms(record.logged[-1])
@@ -34,7 +34,7 @@ def training(record: Record) -> Section:
         Chart(
             "loss",
             "Loss" if len(terms) == 1 else "Loss and its terms",
-            "It should fall and then level off. A loss that jumps up to the weight of the contrast means collapse.",
+            "Should fall and then level off." + (" A contrast near rho means collapse." if "contrast" in terms else ""),
             [curve(record.logged, name, name) for name in terms],
             "epoch",
             "loss",
@@ -44,8 +44,8 @@ def training(record: Record) -> Section:
         charts.append(
             Chart(
                 "knn",
-                "kNN between epochs",
-                "Accuracy of votes of the nearest training images, on a part of the data: the curve to trust.",
+                "kNN accuracy during training",
+                "On a subset of the data. The most reliable sign of progress.",
                 [curve(record.between_epochs, name, words) for name, words in knn.items()],
                 "epoch",
                 "per cent",
@@ -56,7 +56,7 @@ def training(record: Record) -> Section:
 
 
 def _small(record: Record, wanted: tuple[tuple[str, str, str], ...]) -> list[Chart]:
-    """A chart for each of some metrics, as far as they have been logged."""
+    """A chart for each logged metric among some."""
     return [
         Chart(key.replace("_", "-"), title, caption, [curve(record.logged, key, title.lower())], "epoch", height=260)
         for key, title, caption in wanted
@@ -65,12 +65,12 @@ def _small(record: Record, wanted: tuple[tuple[str, str, str], ...]) -> list[Cha
 
 
 def _pair(charts: list[Chart]) -> Html:
-    """Charts side by side, where the window is wide enough."""
+    """Charts side by side in a wide window."""
     return tag("div", [figure(chart) for chart in charts], class_="pair")
 
 
 def loss_terms(line: Line) -> list[str]:
-    """The loss and, as training writes them right after it, its terms."""
+    """The loss and its terms, which training writes right after it."""
     after = list(line)[list(line).index("loss") + 1 :]
     return ["loss", *itertools.takewhile(lambda name: name not in NO_TERMS, after)]
 
@@ -81,7 +81,7 @@ def _knn_names(record: Record) -> dict[str, str]:
 
 
 def curve(lines: list[Line], key: str, name: str) -> Series:
-    """A metric by epoch, thinned out to what a screen can show."""
+    """A metric by epoch, thinned out for the screen."""
     kept = [line for line in lines if key in line]
     kept = [kept[i] for i in np.unique(np.linspace(0, len(kept) - 1, min(MOST_POINTS, len(kept))).round().astype(int))]
     return Series(name, [line.get("epoch") for line in kept], [_rounded(line[key]) for line in kept])
@@ -92,7 +92,7 @@ def _rounded(value: Any) -> float | None:
 
 
 def covariance(record: Record) -> Section:
-    """The life of the covariance, or of what is known of the spread of embeddings."""
+    """Development of the covariance, or of the spread of embeddings."""
     large, small = [_spectrum(record.spectrum)] if record.spectrum else [], _small(record, SPREADS)
     charts = [*large, *small]
     if not charts:
@@ -101,12 +101,12 @@ def covariance(record: Record) -> Section:
     known = any(chart.key in ("spectrum", "participation-ratio") for chart in charts)
     content = [figure(chart) for chart in large]
     if known and not large:
-        content = [paragraph("The run is from before spectra were kept (spectrum.jsonl).", class_="missing")]
+        content = [paragraph("The run has no spectra (spectrum.jsonl): it is of an older version.", class_="missing")]
     return Section("covariance", "Covariance" if known else "Spread", [*content, _pair(small)], charts)
 
 
 def _spectrum(spectrum: list[Line]) -> Chart:
-    """Some moments of a run over one another, from its first to its last."""
+    """Spectra of several epochs, from the first to the last."""
     places = np.unique(np.linspace(0, len(spectrum) - 1, MOMENTS).round().astype(int))
     moments = [spectrum[place] for place in places]
     dim = moments[-1]["ranks"][-1]
@@ -123,8 +123,8 @@ def _spectrum(spectrum: list[Line]) -> Chart:
     return Chart(
         "spectrum",
         "Spectrum of the covariance over time",
-        "Shares of all variation by direction, largest first. The flatter, the more dimensions are in use; "
-        "directions behind a cliff are dead.",
+        "Eigenvalues as shares of their sum, largest first. The flatter, the more dimensions are in use; "
+        "a steep drop means that the dimensions after it are unused.",
         series,
         "rank of the eigenvalue",
         "share",
@@ -150,7 +150,7 @@ def time_section(record: Record) -> Section:
         Chart(
             "time",
             "Where the time went",
-            "Waiting for images should be next to nothing; if not, pack them: tico data pack.",
+            "Waiting for images should be close to zero; if not, pack them: tico data pack.",
             [Series("seconds", list(parts), [_rounded(value) for value in parts.values()])],
             "seconds",
             kind="bars",
@@ -159,7 +159,7 @@ def time_section(record: Record) -> Section:
         Chart(
             "speed",
             "Speed",
-            "Images per second between two lines of the log. Dips mean that something else was at work.",
+            "Images per second between log lines. Dips mean that the machine was busy otherwise.",
             [curve(record.logged, "images_per_second", "images/s")],
             "epoch",
             from_zero=True,

@@ -14,11 +14,11 @@ from tico_ssl.results.record import KNN
 from tico_ssl.results.table import Cell
 
 MOST_CURVES = 24  # in one figure
-CLOSE = 2.0  # points of accuracy that another seed may turn round
+CLOSE = 2.0  # points of accuracy that another seed may reverse
 
 
 def header(title: str, comparison: Comparison, description: str) -> list[Html]:
-    """What is compared, and who is ahead."""
+    """What is compared, and the best."""
     runs = sum(len(group.records) for group in comparison.groups)
     return [
         tag("p", "tico report", class_="kicker"),
@@ -44,20 +44,20 @@ def _sentences(comparison: Comparison, runs: int) -> list[str]:
         behind = abs(best.mean - ranked[1][0].mean)
         said = f"The next is {behind:.{by.metric.digits}f} points behind"
         if best.deviation is None and behind < CLOSE:
-            found.append(f"{said}: one seed cannot tell such a difference.")
+            found.append(f"{said}, too little to decide with one seed.")
         elif best.deviation is not None and behind < 2 * best.deviation:
             found.append(f"{said}, which is within two standard deviations.")
     return found
 
 
 def sections(comparison: Comparison, tables: list[PaperTable]) -> list[Section]:
-    """All sections. `tables` are those of the paper that the runs have something to say about."""
+    """All sections. `tables` are those of the paper with results of these runs."""
     return [
         Section(
             "table",
             "Table",
             [
-                paragraph("A click on a heading sorts by it."),
+                paragraph("Click a heading to sort."),
                 table(comparison.head, comparison.rows, sortable=True),
                 bulleted(comparison.notes),
             ],
@@ -69,13 +69,13 @@ def sections(comparison: Comparison, tables: list[PaperTable]) -> list[Section]:
         Section(
             "runs",
             "Runs",
-            [paragraph("Each run has a report of its own: ", command("tico report RUN")), _runs(comparison)],
+            [paragraph("For a report of a single run: ", command("tico report RUN")), _runs(comparison)],
         ),
     ]
 
 
 def paper_section(tables: list[PaperTable]) -> Section:
-    """The paper's tables beside ours."""
+    """The paper's tables beside our results."""
     content: list[Html] = []
     for found in tables:
         rows: list[list[Cell | Html | str]] = [
@@ -89,19 +89,19 @@ def paper_section(tables: list[PaperTable]) -> Section:
             paragraph(tag("strong", "What differs here: ")),
             bulleted(found.differences),
         ]
-    return Section("paper", "The paper's numbers", content)
+    return Section("paper", "Results of the paper", content)
 
 
 def curves(comparison: Comparison) -> Section:
-    """Curves of all runs in one figure; the runs of one recipe share a colour."""
+    """Curves of all runs in one figure; runs of one recipe share a colour."""
     charts = []
     methods = {record.recipe["method"]["name"] for group in comparison.groups for record in group.records}
-    unlike = "Losses of different methods are different things: each is drawn from its lowest to its highest."
-    alike = "It should fall and then level off."
+    unlike = "Losses of different methods are not comparable: each is scaled to its own range."
+    alike = "Should fall and then level off."
     for key, of_metrics, title, caption in (
         ("loss", True, "Loss", unlike if len(methods) > 1 else alike),
-        (KNN, False, "kNN between epochs", "The curve to trust, where it was measured."),
-        ("mean_cosine", True, "Cosine of different images", "Near 1, a network has collapsed."),
+        (KNN, False, "kNN accuracy during training", "The most reliable sign of progress."),
+        ("mean_cosine", True, "Cosine similarity of different images", "Near 1, a network has collapsed."),
     ):
         series = []
         scaled = key == "loss" and len(methods) > 1
@@ -117,7 +117,7 @@ def curves(comparison: Comparison) -> Section:
             left_out = f" The first {MOST_CURVES} of {len(series)} runs." if len(series) > MOST_CURVES else ""
             shown = series[:MOST_CURVES]
             height = 340 + 10 * len(shown)
-            label = "share of its range" if scaled else title
+            label = "loss, scaled to its range" if scaled else title
             charts.append(Chart(key.replace("_", "-"), title, caption + left_out, shown, "epoch", label, height=height))
     content = [figure(chart) for chart in charts] or [paragraph("Nothing has been logged yet.", class_="missing")]
     return Section("curves", "Curves", content, charts)
@@ -130,7 +130,7 @@ def _of_its_range(values: Sequence[float | None]) -> list[float | None]:
 
 
 def accuracy_and_time(comparison: Comparison) -> Section:
-    """What a second of training buys."""
+    """Accuracy against training time."""
     by = comparison.headline
     series = []
     for number, group in enumerate(comparison.groups):
@@ -147,7 +147,7 @@ def accuracy_and_time(comparison: Comparison) -> Section:
         "accuracy-seconds",
         "Accuracy against training time",
         f"{better} and to the left is better. Bars are one standard deviation over seeds. "
-        "Seconds are those of training steps alone.",
+        "Seconds are those of training steps only.",
         series,
         "seconds of training",
         f"{by}, {by.metric.unit}".rstrip(", "),
@@ -158,7 +158,7 @@ def accuracy_and_time(comparison: Comparison) -> Section:
 
 
 def recipes(comparison: Comparison) -> Section:
-    """In what recipes differ."""
+    """Differences between the recipes."""
     differing, groups = comparison.differing_settings(), comparison.groups
     if not differing:
         return Section("recipes", "Recipes", [paragraph("All runs have the same recipe, apart from the seed.")])
@@ -166,7 +166,7 @@ def recipes(comparison: Comparison) -> Section:
         [tag("code", key), *(_setting(value, values[0], number) for number, value in enumerate(values))]
         for key, values in differing.items()
     ]
-    text = "Settings in which the recipes differ; what differs from the first run is marked. A dash: no such setting."
+    text = "Settings in which the recipes differ; values that differ from the first run are marked. –: no such setting."
     head = ["setting", *(group.name for group in groups)]
     return Section("recipes", "Recipes", [paragraph(text), table(head, rows)])
 

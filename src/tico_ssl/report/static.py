@@ -16,7 +16,7 @@ STYLE: dict[Any, Any] = {
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
     "legend.frameon": False,
-    "svg.hashsalt": "tico",  # the same figure is the same file
+    "svg.hashsalt": "tico",  # deterministic files
 }
 
 
@@ -26,7 +26,7 @@ def save(charts: list[Chart], folder: Path) -> list[Path]:
 
     import matplotlib
 
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # a letter that its font lacks is drawn as a box
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # a glyph missing from the font is drawn as a box
     from matplotlib.figure import Figure
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def _points(axes: Any, chart: Chart, series: Series, colour: str, turn: int) -> 
         linewidths=0,
         alpha=0.7,
         label=_plain(series.name),
-        rasterized=True,  # ten thousand marks as vectors would choke a viewer
+        rasterized=True,  # ten thousand vector markers would slow down a viewer
     )
 
 
@@ -120,5 +120,5 @@ def _numbers(values: Any) -> list[float]:
 
 
 def _plain(text: str) -> str:
-    """Text that is not taken for a formula."""
+    """Text with $ escaped, which would start a formula."""
     return text.replace("$", r"\$")

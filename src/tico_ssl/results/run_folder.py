@@ -57,7 +57,7 @@ class Run:
     def bad_files_file(self) -> Path:
         return self.folder / "bad_files.jsonl"
 
-    def recipe(self) -> Recipe[Any]:
+    def recipe(self) -> Recipe:
         """The resolved recipe."""
         return load_recipe(self.recipe_file)
 
@@ -95,7 +95,7 @@ def backbone_file(source: str | Path) -> Path:
     return path
 
 
-def admit(folder: Path, recipe: Recipe[Any], resume: bool, overwrite: bool) -> None:
+def admit(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -> None:
     """Refuse a folder that must not be written to."""
     if not folder.is_dir() and any(place.is_file() for place in (folder, *folder.parents)):
         raise UserError(f"{folder} is a file, not a folder")
@@ -112,7 +112,7 @@ def admit(folder: Path, recipe: Recipe[Any], resume: bool, overwrite: bool) -> N
         raise UserError(f"{folder} is not a run folder (it has no recipe.yaml), so --overwrite leaves it alone")
 
 
-def create_run(folder: Path, recipe: Recipe[Any], overwrite: bool) -> None:
+def create_run(folder: Path, recipe: Recipe, overwrite: bool) -> None:
     """Create the folder of a new run; a resumed one is left unchanged."""
     run = Run(folder)
     if overwrite and run.recipe_file.is_file():
@@ -124,7 +124,7 @@ def create_run(folder: Path, recipe: Recipe[Any], overwrite: bool) -> None:
     write_atomically(run.recipe_file, dump_recipe(recipe))
 
 
-def _require_same(old: Recipe[Any], new: Recipe[Any], folder: Path) -> None:
+def _require_same(old: Recipe, new: Recipe, folder: Path) -> None:
     """A bitwise-identical resume needs the same recipe."""
     before, after = flattened(old.model_dump(mode="json")), flattened(new.model_dump(mode="json"))
     keys = before.keys() | after.keys()

@@ -1,11 +1,11 @@
-"""Studies: many runs that are compared, from one YAML file to one table. See docs/studies.md.
+"""Studies: many runs compared, from one YAML file to one table. See docs/studies.md.
 
-plan       what a study says, and which runs that makes
-cost       what a run costs, as it was measured, and the epochs that a budget buys
-timing     the time of a step while nothing else is at work
-processes  several runs side by side
+plan       the study's definition and its runs
+cost       the measured cost of a run, and the epochs that a budget buys
+timing     the time of a step on an idle machine
+processes  several runs in parallel
 worker     one run in its own process
-table      the outcome
+table      the results
 """
 
 import functools
@@ -39,8 +39,8 @@ def study(
     only: Sequence[str] = (),
     side_by_side: int | None = None,
 ) -> Summary:
-    """Make the runs of a study that are not yet made, `side_by_side` at a time, and write its table. The same call goes
-    on where an earlier one was stopped. A run that fails does not stop the others: see `Summary.failures`."""
+    """Carry out the unfinished runs of a study, `side_by_side` at a time, and write its table. The same call resumes
+    after an interruption. A run that fails does not stop the others: see `Summary.failures`."""
     work = Workshop.open(name, data, out, overrides)
     chosen = jobs(work.study, list(only))
     if launched():
@@ -50,7 +50,7 @@ def study(
 
 
 class Workshop:
-    """A study, its folder, and what is known about its runs."""
+    """A study, its folder, and the state of its runs."""
 
     def __init__(self, name: str, study: Study, folder: Path) -> None:
         self.name, self.study, self.folder = name, study, folder
@@ -67,7 +67,7 @@ class Workshop:
         out: str | Path | None = None,
         overrides: Mapping[str, Any] | None = None,
     ) -> "Workshop":
-        """Read a study and check all of it, runs that are there included; nothing is written."""
+        """Read and check a study, including existing runs; nothing is written."""
         changes = dict(overrides or {}) | ({} if data is None else {"data.source": as_source(data)})
         stem = Path(name).stem if Path(name).suffix in (".yaml", ".yml") else str(name)
         folder = Path(out).expanduser() if out is not None else Path("runs") / f"study-{stem}"
@@ -86,7 +86,7 @@ class Workshop:
         return {variant.name, budget.epochs_of or variant.name} <= self.costs.keys()
 
     def epochs(self, variant: Variant) -> int:
-        """Of a variant whose number of epochs is known."""
+        """The epochs of a variant whose number of epochs is known."""
         return epochs_for(self.study.budget, variant, self.costs) or variant.load().training.epochs
 
     def run_of(self, job: Job) -> Run:
@@ -94,11 +94,11 @@ class Workshop:
         return Run(self.folder / job.name)
 
     def state(self, job: Job) -> State:
-        """How far a job is."""
+        """The state of a job."""
         return state_of(self.study, self.run_of(job), self.epochs(job.variant) if self.timed(job.variant) else None)
 
     def run(self, chosen: list[Job], width: int) -> Summary:
-        """Time what must be timed, run what is not done, write the table."""
+        """Time the variants that need it, carry out unfinished runs, and write the table."""
         (self.folder / "costs").mkdir(parents=True, exist_ok=True)
         write_atomically(study_file(self.folder), dump_study(self.study))
         write_atomically(self.folder / "environment.json", json.dumps(environment(), indent=2) + "\n")
@@ -114,10 +114,10 @@ class Workshop:
         return summary
 
     def _time(self, open_jobs: list[Job], width: int) -> None:
-        """Time the variants whose cost matters and is not known, one after the other."""
+        """Time the variants whose cost matters and is unknown, one after the other."""
         budget = self.study.budget
         if width == 1 and not (budget and budget.timed):
-            return  # runs that are alone time themselves
+            return  # a run without parallel runs times itself
         wanted = {job.variant.name for job in open_jobs} | ({budget.epochs_of} if open_jobs and budget else set())
         missing = [v for v in self.variants if v.name in wanted and v.name not in self.costs]
         works = [
@@ -131,7 +131,7 @@ class Workshop:
             )
             for variant in missing
         ]
-        # On a GPU the next process may start meanwhile: what is measured there waits for a lock.
+        # On a GPU the next process may start meanwhile: the measurement itself waits for a lock.
         at_a_time = 2 if processes.gpus() == 1 and locks_exist() else 1
         failed = processes.run_all(works, at_a_time, width, "timing") if works else {}
         self.costs = read_costs(self.folder, self.variants)
@@ -151,7 +151,7 @@ class Workshop:
         )
 
     def summary(self) -> Summary:
-        """What is known now."""
+        """The results so far."""
         done: dict[str, list[table.Measured]] = {variant.name: [] for variant in self.variants}
         failed: dict[str, dict[str, str]] = {variant.name: {} for variant in self.variants}
         for job in jobs(self.study):
@@ -163,7 +163,7 @@ class Workshop:
         return table.summarise(self.name, self.study, self.folder, self.variants, done, failed)
 
     def show_plan(self, chosen: list[Job]) -> None:
-        """The runs, and how far each is."""
+        """Print the runs and their states."""
         lines = []
         for job in chosen:
             own = {key: value for key, value in job.variant.changes.items() if self.study.overrides.get(key) != value}
@@ -176,7 +176,7 @@ class Workshop:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Nobody else works in the study's folder meanwhile."""
+        """Lock the study's folder."""
         if self.folder.is_file() or any(parent.is_file() for parent in self.folder.parents):
             raise UserError(f"{self.folder} cannot be a folder: there is a file of that name")
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -189,12 +189,12 @@ class Workshop:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise UserError(f"another `tico study` is at work in {self.folder}") from error
+                raise UserError(f"another `tico study` is running in {self.folder}") from error
             yield
 
 
 def locks_exist() -> bool:
-    """Whether this system knows locks on files that end with their process."""
+    """Whether this system has file locks that end with their process."""
     return importlib.util.find_spec("fcntl") is not None
 
 

@@ -1,13 +1,12 @@
-"""What a run costs: the time of its steps while nothing else is at work, and the epochs that a budget buys.
+"""Cost of a run: the time of its steps on an idle machine, and the epochs that a budget buys.
 
 Runs that share a device slow each other down, and not evenly. So each variant is timed alone, on its own images, before
-anything is trained side by side; what was measured is kept in the study's folder, and a study that goes on uses it.
+anything is trained in parallel; measurements are kept in the study's folder and reused.
 """
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from tico_ssl.config.recipe import Recipe, load_recipe, parse_yaml
 from tico_ssl.config.study import Budget, Variant
@@ -17,7 +16,7 @@ from tico_ssl.runtime.files import write_atomically
 
 @dataclass(frozen=True)
 class Cost:
-    """The measured time of a variant, and what it was measured on."""
+    """The measured time of a variant, and the conditions of the measurement."""
 
     seconds_per_step: float
     steps_per_epoch: int
@@ -28,17 +27,17 @@ class Cost:
 
     @property
     def epoch_seconds(self) -> float:
-        """Of the steps of an epoch."""
+        """Seconds of an epoch's steps."""
         return self.seconds_per_step * self.steps_per_epoch
 
     @property
     def images_per_second(self) -> float:
-        """That are trained on."""
+        """Training throughput."""
         return self.batch_size / self.seconds_per_step
 
 
 def epochs_for(budget: Budget | None, variant: Variant, costs: dict[str, Cost]) -> int | None:
-    """How many epochs a budget buys a variant; None: those of its own recipe."""
+    """The epochs that a budget buys for a variant; None: those of its recipe."""
     if budget is None or not budget.timed:
         return budget.epochs if budget else None
     seconds = budget.seconds
@@ -50,36 +49,36 @@ def epochs_for(budget: Budget | None, variant: Variant, costs: dict[str, Cost]) 
 
 
 def cost_file(folder: Path, variant: Variant) -> Path:
-    """Where the cost of a variant is kept."""
+    """The file of a variant's cost."""
     return folder / "costs" / f"{variant.name}.json"
 
 
 def write_cost(folder: Path, variant: Variant, cost: Cost) -> None:
-    """Keep what was measured."""
+    """Write a measurement."""
     write_atomically(cost_file(folder, variant), json.dumps(asdict(cost), indent=2) + "\n")
 
 
 def read_cost(folder: Path, variant: Variant) -> Cost | None:
-    """What was measured for just this recipe, if it was."""
+    """The measurement of exactly this recipe, or None."""
     file = cost_file(folder, variant)
     if not file.is_file():
         return None
     cost = Cost(**json.loads(file.read_text(encoding="utf-8")))
     try:
         measured = load_recipe(parse_yaml(cost.recipe, str(file)))
-    except UserError:  # of another version of this package
+    except UserError:  # written by another version of this package
         return None
     return cost if _timed(measured) == _timed(variant.load()) else None
 
 
 def read_costs(folder: Path, variants: list[Variant]) -> dict[str, Cost]:
-    """All that was measured, by the name of the variant."""
+    """All measurements, by the name of the variant."""
     found = {variant.name: read_cost(folder, variant) for variant in variants}
     return {name: cost for name, cost in found.items() if cost is not None}
 
 
-def _timed(recipe: Recipe[Any]) -> Recipe[Any]:
-    """All of a recipe that the time of its steps depends on."""
+def _timed(recipe: Recipe) -> Recipe:
+    """The part of a recipe that determines the time of its steps."""
     training = recipe.training.model_copy(
         update={"seed": 0, "epochs": 1, "knn_every_epochs": 0, "knn_images": 1, "linear_probe": False}
     )

@@ -1,4 +1,4 @@
-"""Several processes side by side, with one display for all, and a polite end for each."""
+"""Several processes in parallel, with one display, each stopped with a checkpoint."""
 
 import os
 import signal
@@ -17,22 +17,22 @@ from tico_ssl.runtime.progress import bar, say
 
 LOOK_SECONDS = 0.2
 SIDE_BY_SIDE_ON_A_GPU = 3
-THREADS_OF_A_RUN = 4  # on a CPU, where more threads gain little on small images
+THREADS_OF_A_RUN = 4  # on a CPU: more gain little on small images
 
 
 @dataclass(frozen=True)
 class Work:
-    """Something that a process of its own does."""
+    """A task for a process of its own."""
 
     name: str
     arguments: Sequence[str]
     log: Path
     size: int
-    """In epochs, or whatever it counts by."""
+    """Size of the task, in epochs or another unit."""
     share: Callable[[], float]
-    """How much of it is done, from 0 to 1."""
+    """Progress from 0 to 1."""
     outcome: Callable[[], str]
-    """What came of it, in a few words, when it has ended well."""
+    """The result in a few words, after success."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class _Process:
 
 
 def default_width() -> int:
-    """How many runs share this machine, if nobody says."""
+    """Default number of parallel runs on this machine."""
     return SIDE_BY_SIDE_ON_A_GPU * gpus() or max(1, _threads() // THREADS_OF_A_RUN)
 
 
@@ -56,7 +56,7 @@ def _threads() -> int:
 
 
 def gpus() -> int:
-    """How many GPUs runs are spread over; TICO_DEVICE names one."""
+    """Number of GPUs to distribute runs over; TICO_DEVICE selects one."""
     import torch
 
     from tico_ssl.runtime.device import choose_device
@@ -70,7 +70,7 @@ def environment_of(slot: int, width: int, environment: Mapping[str, str], thread
     """The environment of one of several processes: its share of the threads and workers, and one of the GPUs."""
     changed = dict(environment) | {
         "OMP_NUM_THREADS": str(max(1, threads // width)),
-        "LOCAL_WORLD_SIZE": str(width),  # by which the number of workers that decode images is divided
+        "LOCAL_WORLD_SIZE": str(width),  # divides the number of decoding workers
     }
     if devices > 1:
         visible = environment.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(devices)))).split(",")
@@ -79,8 +79,8 @@ def environment_of(slot: int, width: int, environment: Mapping[str, str], thread
 
 
 def run_all(works: Sequence[Work], width: int, share_of: int, label: str) -> dict[str, str]:
-    """Do all works, `width` at a time, each with one of `share_of` parts of the machine. Returns why some failed, by
-    name. When asked to stop (Ctrl-C, SIGTERM), asks the processes to, waits for them and raises KeyboardInterrupt."""
+    """Run all tasks, `width` at a time, each with one of `share_of` shares of the machine. Returns why tasks failed, by
+    name. On Ctrl-C or SIGTERM, stops the processes, waits for them and raises KeyboardInterrupt."""
     waiting, running, failures = list(works), list[_Process](), dict[str, str]()
     ended = 0
     with _sigterm_as_interrupt(), bar(TextColumn("{task.fields[status]}")) as progress:
@@ -116,7 +116,7 @@ def _start(work: Work, slot: int, width: int, progress: Progress) -> _Process:
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment,
-            start_new_session=True,  # Ctrl-C is for this process alone, which then asks the others
+            start_new_session=True,  # Ctrl-C reaches this process only, which then stops the others
         )
     task = progress.add_task(f"  {work.name}", total=work.size, status="")
     return _Process(work, process, start, task, slot)
@@ -133,7 +133,7 @@ def _show(progress: Progress, total: TaskID, running: list[_Process], ended: int
 
 
 def _failure(one: _Process) -> str | None:
-    """Why a process did not end well, in one line: the error that it printed last."""
+    """Why a process failed, in one line: the last error that it printed."""
     code = one.process.returncode
     if code == 0:
         return None
@@ -143,16 +143,16 @@ def _failure(one: _Process) -> str | None:
         log.seek(one.log_start)
         lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
     if code == 130:
-        return "was asked to stop"
+        return "was stopped"
     return lines[-1].removeprefix("error: ") if lines else f"ended with exit code {code}"
 
 
 def _stop(running: list[_Process]) -> None:
-    """Ask processes to stop, and wait until they have written their checkpoints; a second Ctrl-C does not wait."""
+    """Stop processes, and wait until they have written their checkpoints; a second Ctrl-C does not wait."""
     for one in running:
         one.process.terminate()
     if running:
-        say(f"stopping {len(running)} run(s), which write their checkpoints; Ctrl-C again to stop them at once")
+        say(f"stopping {len(running)} run(s) after a checkpoint; Ctrl-C again to stop at once")
     try:
         for one in running:
             one.process.wait()
@@ -164,14 +164,14 @@ def _stop(running: list[_Process]) -> None:
 
 @contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
-    """A scheduler's warning counts as Ctrl-C."""
+    """Treat SIGTERM, a scheduler's warning, as Ctrl-C."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     try:
         previous = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not the main thread, which alone receives signals
+    except ValueError:  # only the main thread receives signals
         yield
         return
     try:

@@ -1,4 +1,4 @@
-"""The outcome of a study as one table: in the terminal, as Markdown, CSV and JSON."""
+"""The results of a study as one table: in the terminal, as Markdown, CSV and JSON."""
 
 import csv
 import io
@@ -27,7 +27,7 @@ Numbers = dict[str, dict[str, dict[str, float]]]  # protocol, representation, me
 
 @dataclass(frozen=True)
 class Measured:
-    """What came out of one run."""
+    """Results of one run."""
 
     seed: int
     epochs: int
@@ -39,7 +39,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Row:
-    """A variant, over its seeds. Numbers are by protocol, metric and representation."""
+    """A variant over its seeds. Numbers are by protocol, metric and representation."""
 
     run: str
     recipe: str
@@ -55,13 +55,13 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """Whether the runs collapsed, in a word, or in numbers where seeds differ."""
+        """Whether the runs collapsed: a word, or a count where seeds differ."""
         return in_a_word(self.collapsed)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """All that a study found, and where it is written."""
+    """All results of a study, and its folder."""
 
     study: str
     description: str
@@ -72,12 +72,12 @@ class Summary:
 
     @property
     def failures(self) -> dict[str, str]:
-        """Why runs failed, by name."""
+        """Reasons of failures, by run."""
         return {name: reason for row in self.rows for name, reason in row.failed.items()}
 
 
 def measured(study: Study, run: Run, seed: int, cost: Cost | None) -> Measured:
-    """What came out of a run that is done. Its time is that of its steps: as they were timed alone, if they were."""
+    """Results of a finished run. Its time is that of its steps, from the timing on an idle machine if there was one."""
     record = read_record(run.folder)
     seconds, speed = record.training_seconds, record.images_per_second or 0.0
     if cost is not None:
@@ -88,7 +88,7 @@ def measured(study: Study, run: Run, seed: int, cost: Cost | None) -> Measured:
 
 
 def row_of(variant: Variant, planned: int, runs: Sequence[Measured], failed: dict[str, str]) -> Row:
-    """A row of the table: means and deviations over the seeds that are done."""
+    """A row of the table: means and standard deviations over the finished seeds."""
     row = Row(variant.name, variant.recipe, variant.changes, [run.seed for run in runs], planned, failed)
     if not runs:
         return row
@@ -116,7 +116,7 @@ def row_of(variant: Variant, planned: int, runs: Sequence[Measured], failed: dic
 
 
 def columns(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Head and cells of the table that people read: of every protocol its first number."""
+    """Head and cells of the readable table: the first metric of every protocol."""
     shown = _shown(rows)
     head = ["run", "seeds", "epochs", "seconds", "images/s"]
     head += [name for one in shown for name in (one.protocol, "untrained")]
@@ -137,7 +137,7 @@ def _shown(rows: Sequence[Row]) -> list[Quantity]:
 
 
 def as_markdown(summary: Summary) -> str:
-    """The table with what a reader needs to know beside it."""
+    """The table with its notes."""
     head, cells = columns(summary.rows)
     lines = [f"# {summary.study}", "", summary.description, "", *markdown_lines(head, cells, _left(head))]
     lines += ["", _note(summary), ""]
@@ -153,7 +153,7 @@ def _note(summary: Summary) -> str:
 
 
 def as_csv(summary: Summary) -> str:
-    """A line for every variant, a column for every number."""
+    """One line per variant, one column per number."""
     lines = []
     for row in summary.rows:
         line: dict[str, Any] = {"run": row.run, "recipe": row.recipe, "changes": json.dumps(row.changes)}
@@ -175,7 +175,7 @@ def as_csv(summary: Summary) -> str:
 
 
 def as_json(summary: Summary) -> str:
-    """Everything, with the value of every seed."""
+    """Everything, with the values of every seed."""
     values = asdict(summary) | {"folder": str(summary.folder)}
     return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 
@@ -187,7 +187,7 @@ def write(summary: Summary) -> None:
 
 
 def show(summary: Summary) -> None:
-    """The table in the terminal, and what failed."""
+    """Print the table, and failures."""
     head, cells = columns(summary.rows)
     console.print()
     print_table(head, cells, _left(head))
@@ -196,7 +196,7 @@ def show(summary: Summary) -> None:
 
 
 def _left(head: Sequence[str]) -> tuple[int, int]:
-    """The columns of text: the first and the last."""
+    """The text columns: the first and the last."""
     return 0, len(head) - 1
 
 
@@ -208,7 +208,7 @@ def summarise(
     done: dict[str, list[Measured]],
     failed: dict[str, dict[str, str]],
 ) -> Summary:
-    """Rows for all variants, with what is done of each."""
+    """Rows for all variants, with their results so far."""
     rows = [row_of(variant, len(study.seeds), done[variant.name], failed[variant.name]) for variant in variants]
     budget = study.budget.model_dump(exclude_none=True) if study.budget else None
     return Summary(name, study.description, folder, budget, rows, environment())

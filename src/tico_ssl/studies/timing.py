@@ -1,7 +1,6 @@
-"""The time of a variant's steps while nothing else is at work."""
+"""The time of a variant's steps on an idle machine."""
 
 import statistics
-from typing import Any
 
 import torch
 
@@ -20,8 +19,8 @@ TIMED_SECONDS = 4.0
 FEWEST_STEPS = 10
 
 
-def measure(recipe: Recipe[Any]) -> Cost:
-    """Time the steps of a recipe, from images to the moved target, as training makes them."""
+def measure(recipe: Recipe) -> Cost:
+    """Time whole training steps of a recipe, from images to target update."""
     device = choose_device()
     tune_process(device)
     settings, precision = recipe.training, resolve_precision(recipe.training.precision, device)

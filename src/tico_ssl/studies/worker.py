@@ -1,4 +1,4 @@
-"""One piece of a study in a process of its own: `python -m tico_ssl.studies.worker {time|run} FOLDER NAME`."""
+"""One task of a study in its own process: `python -m tico_ssl.studies.worker {time|run} FOLDER NAME`."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ from tico_ssl.training.start import pretrain
 
 
 def time_variant(folder: Path, name: str) -> None:
-    """Measure what a variant costs."""
+    """Measure the cost of a variant."""
     study = load_study(study_file(folder))
     (variant,) = [variant for variant in expand(study) if variant.name == name]
     with (folder / "costs" / "lock").open("w") as alone:
@@ -31,7 +31,7 @@ def time_variant(folder: Path, name: str) -> None:
 
 
 def make_run(folder: Path, name: str) -> None:
-    """Train what is not yet trained of a run, and evaluate it by the protocols that have not done so yet."""
+    """Train and evaluate a run, as far as that is not done yet."""
     study = load_study(study_file(folder))
     (job,) = jobs(study, [name])
     costs = read_costs(folder, expand(study))
@@ -43,7 +43,7 @@ def make_run(folder: Path, name: str) -> None:
 
 
 def evaluate(study: Study, run: Run) -> None:
-    """Evaluate by the protocols whose results are not there yet; features are extracted once."""
+    """Evaluate by the protocols without results; features are extracted once."""
     protocols = unevaluated(study, run)
     if not protocols:
         return
@@ -53,7 +53,7 @@ def evaluate(study: Study, run: Run) -> None:
 
 
 def follow_parent() -> None:
-    """When the study is killed, its runs stop as if they had been asked to: with a checkpoint."""
+    """If the study is killed, its runs stop with a checkpoint."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -65,13 +65,13 @@ def follow_parent() -> None:
 
 
 def wait_for_predecessor() -> None:
-    """A run that a killed study left behind may still be writing its checkpoint: it holds the log file, which is this
+    """A run left behind by a killed study may still be writing its checkpoint: it locks the log file, which is this
     process's output, until it ends."""
     lock(sys.stdout)
 
 
 def lock(file: IO[str]) -> None:
-    """Wait until no other process holds a file, where the system has such locks, and hold it until it is closed."""
+    """Wait for the lock of a file, where the system has such locks, and hold it until the file is closed."""
     with contextlib.suppress(ImportError, OSError):
         import fcntl
 
@@ -79,7 +79,7 @@ def lock(file: IO[str]) -> None:
 
 
 def main() -> None:
-    """Do one piece of work; what went wrong is the last line of the output."""
+    """Do one task; an error is the last line of the output."""
     task, folder, name = sys.argv[1:]
     follow_parent()
     wait_for_predecessor()

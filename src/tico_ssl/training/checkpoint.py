@@ -1,7 +1,7 @@
-"""Training state on disk, written whole or not at all, and a request to stop that is answered with a checkpoint.
+"""Training state on disk, written atomically, and stop requests (Ctrl-C, SIGTERM) that end with a checkpoint.
 
-Order, views and dropout are functions of the seed and the step (see `randomness`), so the step is all that a checkpoint
-needs to say about random states and the position in the epoch.
+Data order, views and dropout are functions of seed and step (see `randomness`), so a checkpoint needs the step and no
+random states.
 """
 
 import signal
@@ -21,7 +21,7 @@ from tico_ssl.runtime.files import written_atomically
 
 
 def save_checkpoint(path: Path, step: int, method: nn.Module, optimizer: Optimizer, seconds: float) -> None:
-    """Everything that a run needs to go on as if it had never stopped."""
+    """Everything that a bitwise-identical resume needs."""
     state = {
         "step": step,
         "seconds": seconds,
@@ -34,14 +34,14 @@ def save_checkpoint(path: Path, step: int, method: nn.Module, optimizer: Optimiz
 
 
 class Position(NamedTuple):
-    """Where a training goes on: after so many steps and seconds."""
+    """Where training continues: completed steps, and seconds spent."""
 
     step: int = 0
     seconds: float = 0.0
 
 
 def restore(path: Path | None, method: nn.Module, optimizer: Optimizer, device: torch.device) -> Position:
-    """Put the state of a checkpoint back, if there is one, and say where it was."""
+    """Load a checkpoint if it exists, and return its position."""
     if path is None or not path.is_file():
         return Position()
     try:
@@ -81,7 +81,7 @@ class StopRequest:
         signal.signal(number, self._previous[number])
 
     def agreed(self, at_log_step: bool) -> bool:
-        """Whether to stop now. Several processes must stop at the same step, and ask each other at log steps alone."""
+        """Whether to stop now. Several processes must stop at the same step, so they agree at log steps only."""
         if not distributed.active():
             return self.received
         return at_log_step and distributed.anyone(self.received)

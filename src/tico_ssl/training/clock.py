@@ -1,4 +1,4 @@
-"""Seconds of a training, those before an interruption included, and how many of them its steps take."""
+"""Wall-clock time of a training, across interruptions, and of its steps alone."""
 
 import time
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Begins to run when it is made; `seconds` were spent before, up to step `start`."""
+    """Starts when it is created; `seconds` were spent before, up to step `start`."""
 
     def __init__(self, start: int = 0, seconds: float = 0.0) -> None:
         self._before, self._begun = seconds, time.perf_counter()
@@ -15,18 +15,18 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """Spent on this training, interruptions left out."""
+        """Seconds spent on this training, without interruptions."""
         return self._before + time.perf_counter() - self._begun
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Time that is not spent on training steps, left out of laps."""
+        """Exclude time that is not spent on training steps from laps."""
         before = time.perf_counter()
         yield
         self._paused += time.perf_counter() - before
 
     def lap(self, step: int) -> tuple[int, float]:
-        """Steps made since this was last asked, and the seconds that they took."""
+        """Steps since the last call, and the seconds that they took."""
         now = time.perf_counter()
         (last, then), paused = self._lap, self._paused
         self._lap, self._paused = (step, now), 0.0
@@ -34,14 +34,14 @@ class Clock:
 
     @property
     def ever_saved(self) -> bool:
-        """Whether there has been a checkpoint since the clock began."""
+        """Whether a checkpoint was written since the clock started."""
         return self._saved is not None
 
     @property
     def since_saved(self) -> float:
-        """Seconds since the last checkpoint, or since the clock began."""
+        """Seconds since the last checkpoint, or since the clock started."""
         return time.perf_counter() - (self._begun if self._saved is None else self._saved)
 
     def saved(self) -> None:
-        """There has been a checkpoint now."""
+        """A checkpoint was written now."""
         self._saved = time.perf_counter()

@@ -1,4 +1,4 @@
-"""How far a training is, for people: a bar on a terminal, a few lines elsewhere."""
+"""Progress of a training: a bar on a terminal, a few lines elsewhere."""
 
 from types import TracebackType
 
@@ -8,7 +8,7 @@ from tico_ssl.runtime.progress import bar
 
 
 class Display:
-    """The progress of one training; without a terminal, at most so many lines are due in all."""
+    """Progress of one training; without a terminal, at most `lines` lines."""
 
     def __init__(self, name: str, steps: int, start: int, lines: int = 20) -> None:
         self.steps, self.lines, self._shown = steps, lines, lines * start // max(1, steps)
@@ -25,15 +25,15 @@ class Display:
         self._bar.stop()
 
     def advance(self, done: int) -> None:
-        """So many steps are done."""
+        """Set the number of completed steps."""
         self._bar.update(self._task, completed=done)
 
     def status(self, text: str) -> None:
-        """What stands beside the bar."""
+        """Text beside the bar."""
         self._bar.update(self._task, status=text)
 
     def line_due(self, done: int) -> bool:
-        """Whether, without a bar, a line should now say how far it is; asked once for each line."""
+        """Whether, without a bar, a progress line is due; ask once per line."""
         due = self.lines * done // self.steps
         if not self._bar.disable or due == self._shown:
             return False

@@ -1,4 +1,4 @@
-"""What a training writes down: one JSON line for a moment, of steps that were made once; and the check of its loss."""
+"""A log of JSON lines that is cut back on resume, so that no step appears twice; and the check for a finite loss."""
 
 import json
 import math
@@ -15,15 +15,15 @@ from tico_ssl.runtime.json_lines import append_json_line, read_json_lines
 
 
 class Journal:
-    """A file of lines with their `step`, cut back to the step from which a training goes on; the main process writes.
+    """A file of JSON lines with a `step`, cut back to the step at which training continues; the main process writes.
 
-    `kept` are the lines that were there up to that step, in every process.
+    `kept` are the lines up to that step, in every process.
     """
 
     def __init__(self, file: Path, start: int) -> None:
         self.file = file
         self.kept = [line for line in read_json_lines(file) if line["step"] <= start]
-        distributed.barrier()  # all have read before one writes
+        distributed.barrier()  # all processes read before one writes
         if distributed.is_main() and file.is_file():
             write_atomically(file, "".join(json.dumps(line) + "\n" for line in self.kept))
 
@@ -35,14 +35,14 @@ class Journal:
 
 
 def mean_values(output: StepOutput) -> dict[str, float]:
-    """The loss of a step and its terms, of all processes together. Waits for the device."""
+    """The loss of a step and its terms, averaged over processes. Synchronises with the device."""
     tensors = [output.loss, *output.terms.values()]
     means = distributed.all_mean(torch.stack([tensor.detach().float() for tensor in tensors]))
     return dict(zip(["loss", *output.terms], means.tolist()))
 
 
 def check_finite(loss: float, step: int, advice: str, name: str = "") -> None:
-    """Stop a training whose loss is no number any more, with what helps."""
+    """Stop a training whose loss is not finite, with advice."""
     if not math.isfinite(loss):
         who = f"{name}: " if name else ""
         raise UserError(f"{who}the loss became {loss} at or before step {step}: {advice}")

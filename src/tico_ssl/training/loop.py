@@ -1,7 +1,7 @@
-"""The loop that every training goes through: pretraining, classifiers, detectors.
+"""The training loop, shared by pretraining, classifiers and detectors.
 
-Batches from the step where a checkpoint left off; the network's random numbers a function of seed and step; a request
-to stop, on which all processes agree, answered with a checkpoint. So what is interrupted goes on as if it never was.
+Batches start at the step of the checkpoint; random numbers of the network are a function of seed and step; a request
+to stop, agreed on by all processes, ends with a checkpoint. So a resumed training is identical to an uninterrupted one.
 """
 
 from collections.abc import Callable, Generator
@@ -26,8 +26,8 @@ B = TypeVar("B")
 
 @dataclass(frozen=True)
 class Course:
-    """Steps from one to another, and the seed of what a network draws in them. If it is interrupted, `name` says what
-    was, and `go_on` how it goes on."""
+    """Steps from `start` to `steps`, and the seed of the network's random numbers. When interrupted, the message has
+    `name` and `go_on`, which says how to continue."""
 
     start: int
     steps: int
@@ -37,7 +37,7 @@ class Course:
 
 
 def _nothing(done: int) -> None:
-    """Nothing happens between steps."""
+    """The default hook."""
 
 
 def _finite(outcome: Outcome) -> bool:
@@ -51,26 +51,26 @@ def _say(done: int, reasons: dict[str, str]) -> None:
 
 @dataclass(frozen=True)
 class Hooks(Generic[B]):
-    """What a training does, and at which moments. Steps that are done are counted from 1."""
+    """Callbacks of a training. Completed steps are counted from 1."""
 
     make_step: Callable[[int, B], Outcome]
-    """One step, the rate of which depends on its number, from 0."""
+    """One training step; its number counts from 0."""
     log_due: Callable[[int], bool]
     log: Callable[[int, Outcome], None]
-    """Look at a step: the one moment that waits for the device, and at which several processes agree to stop."""
+    """Log a step: the only moment that synchronises with the device, and at which processes agree to stop."""
     save_due: Callable[[int], bool]
     save: Callable[[int], None]
-    """Write a checkpoint; called in the main process alone."""
+    """Write a checkpoint; called in the main process only."""
     between: Callable[[int], None] = _nothing
-    """What is no training: kNN, scores. Its time, and that of checkpoints, is left out of the throughput."""
+    """Work other than training: kNN, evaluation. Its time, and that of checkpoints, is excluded from the throughput."""
     sound: Callable[[Outcome], bool] = _finite
-    """Whether the state after a step is worth a checkpoint."""
+    """Whether a checkpoint is due after a step."""
     tell: Callable[[int, dict[str, str]], None] = _say
-    """What is not carried out as it was meant to be, with the reasons; once each."""
+    """Report what fell back to a slower path, with reasons; once each."""
 
 
 def train(course: Course, batches: Generator[B], hooks: Hooks[B], clock: Clock, display: Display) -> None:
-    """Make every step of a course, one for each batch."""
+    """Carry out all steps, one per batch."""
     told: set[str] = set()
     with closing(batches), display, StopRequest() as stop:
         for step, batch in enumerate(batches, course.start):
@@ -87,7 +87,7 @@ def train(course: Course, batches: Generator[B], hooks: Hooks[B], clock: Clock, 
             with clock.pause():
                 hooks.between(done)
                 stopping = stop.agreed(at_log_step) and done < course.steps
-                if hooks.save_due(done) or stopping:  # last, so that a checkpoint never runs ahead of the metrics
+                if hooks.save_due(done) or stopping:  # last, so that a checkpoint is never ahead of the metrics
                     if distributed.is_main() and hooks.sound(outcome):
                         hooks.save(done)
                     distributed.barrier()
@@ -98,5 +98,5 @@ def train(course: Course, batches: Generator[B], hooks: Hooks[B], clock: Clock, 
 
 
 def parallel(module: nn.Module) -> nn.Module:
-    """A module whose gradients are means over processes, if there are several."""
+    """A module whose gradients are averaged over processes, if there are several."""
     return DistributedDataParallel(module, broadcast_buffers=False) if distributed.active() else module

@@ -1,4 +1,4 @@
-"""What happens during pretraining, for people and for files: metrics, progress, and the signs of collapse."""
+"""Metrics, progress and collapse warnings during pretraining."""
 
 import math
 import time
@@ -26,9 +26,9 @@ from tico_ssl.training.journal import Journal, check_finite, mean_values
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-RANK_IMAGES = 256  # of the global batch, whose embeddings are decomposed at log steps: some milliseconds
-FEWEST_DIMENSIONS = 10  # that images and embedding must allow, for a rank to say something about collapse
-SPECTRUM_RANKS = 128  # eigenvalues of an epoch that are kept, at most: the first ones, and ever fewer of the others
+RANK_IMAGES = 256  # of the global batch, for RankMe and uniformity at log steps: some milliseconds
+FEWEST_DIMENSIONS = 10  # with fewer, a rank says nothing about collapse
+SPECTRUM_RANKS = 128  # eigenvalues kept per epoch: the first ones, then ever sparser
 ADVICE = (
     "lower optimizer.lr, lengthen optimizer.warmup_epochs or set training.clip_gradient; "
     "the last checkpoint is from before"
@@ -36,7 +36,7 @@ ADVICE = (
 
 
 def _event_writer(run: Run, start: int) -> "SummaryWriter":
-    """TensorBoard's, which is imported when one is opened."""
+    """TensorBoard's writer, imported when one is opened."""
     from torch.utils.tensorboard import SummaryWriter
 
     return SummaryWriter(str(run.folder), purge_step=start)
@@ -65,13 +65,13 @@ class Monitor:
             self.writer.close()
 
     def note(self, text: str) -> None:
-        """A line for the user and for train.log."""
+        """A line on the console and in train.log."""
         note(self.run.folder, text)
 
     def log(
         self, step: int, epoch: float, values: dict[str, float], method: Method, after_warmup: bool, waited: float
     ) -> None:
-        """Record the values of a log step, look for trouble, and show them. `waited`: seconds without images."""
+        """Record and show the values of a log step, and check them. `waited`: seconds spent waiting for images."""
         check_finite(values["loss"], step, ADVICE)
         steps, spent = self.clock.lap(step)
         clock = {
@@ -98,19 +98,19 @@ class Monitor:
                 self.writer.add_scalar(name, value, record["step"])
 
     def tell(self, step: int, epoch: float, reasons: dict[str, str], execution: str) -> None:
-        """Say what is not carried out as it was meant to be, and how steps are made instead."""
+        """Warn about a fallback, and say how steps are executed instead."""
         self.metrics.write({"step": step, "epoch": round(epoch, 4), "fallback": reasons, "execution": execution})
         for what, reason in reasons.items():
             self.note(f"warning: {fallbacks.sentence(what, reason)}; steps are {execution}")
 
     def show(self, name: str, picture: Path) -> None:
-        """Add a picture to TensorBoard."""
+        """Add an image to TensorBoard."""
         if self.writer:
             with Image.open(picture) as opened:
                 self.writer.add_image(name, np.asarray(opened.convert("RGB")), self.start, dataformats="HWC")
 
     def epoch_ended(self, step: int, epoch: int, epochs: int, bad_files: int = 0) -> None:
-        """One line in the log; on the console when there is no bar, and then only so many."""
+        """One line in the log; on a console without a bar, only some of them."""
         text = f"epoch {epoch}/{epochs}  {_status(self._latest)}"
         text += f"  {bad_files} bad files left out" if bad_files else ""
         note(self.run.folder, text, silent=not self.display.line_due(step))
@@ -133,17 +133,17 @@ def note(folder: Path, text: str, silent: bool = False) -> None:
 
 
 def measure(output: StepOutput, method: Method, extra: Mapping[str, float | Tensor]) -> dict[str, float]:
-    """The values of a log step, of the global batch. The only place of the loop that waits for the device."""
+    """The values of a log step over the global batch. The only place in the loop that synchronises with the device."""
     values, embedding = mean_values(output), output.embedding
     if not math.isfinite(values["loss"]):
-        return values  # the monitor stops the run; eigenvalues of NaN are an error of their own
+        return values  # the monitor stops the run; eigvalsh would raise on NaN
     if embedding is not None:
         values |= {name: float(value) for name, value in (spread(embedding) | occupied(embedding)).items()}
     return values | {name: float(value) for name, value in {**method.diagnostics(), **extra}.items()}
 
 
 def spread(embedding: Tensor) -> dict[str, Tensor]:
-    """How far apart different images lie on the sphere: deviation per dimension, and their mean cosine."""
+    """Spread of different images on the sphere: standard deviation per dimension, and mean cosine similarity."""
     z = F.normalize(embedding.float(), dim=1)
     mean, square = distributed.all_mean(torch.stack([z.mean(0), z.square().mean(0)]))
     n = len(z) * distributed.world_size()
@@ -155,8 +155,8 @@ def spread(embedding: Tensor) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def spectrum(method: Method) -> dict[str, list[float]] | None:
-    """Eigenvalues of the method's covariance as shares of all variation, largest first, with their ranks; None if it
-    keeps no covariance. Asked for at a log step, which waits for the device anyway, and nothing is written to."""
+    """Eigenvalues of the method's covariance as shares of their sum, in descending order, with their ranks; None if the
+    method keeps no covariance. Called at a log step, which synchronises with the device anyway."""
     covariance = method.covariance()
     if covariance is None:
         return None
@@ -167,10 +167,10 @@ def spectrum(method: Method) -> dict[str, list[float]] | None:
 
 
 def occupied(embedding: Tensor) -> dict[str, Tensor]:
-    """How much of the sphere images fill: RankMe of their embeddings, and uniformity (Wang and Isola, t = 2).
+    """How much of the sphere embeddings occupy: RankMe, and uniformity (Wang and Isola, t = 2).
 
-    Of the first images of the global batch, by the matrix of their cosines. In float64: in float32, rounding alone
-    would make three dimensions of a point.
+    Of the first images of the global batch, from their cosine similarities. In float64: in float32, rounding alone
+    would turn a collapsed embedding into three dimensions.
     """
     share = max(1, RANK_IMAGES // distributed.world_size())
     z = F.normalize(distributed.gathered(embedding[:share].double()), dim=1)
@@ -178,9 +178,9 @@ def occupied(embedding: Tensor) -> dict[str, Tensor]:
     if min(z.shape) < FEWEST_DIMENSIONS:
         return {}
     cosines = z @ z.T
-    singular = torch.linalg.eigvalsh(cosines)[-min(z.shape) :].clamp_min(0).sqrt()  # there are no more
+    singular = torch.linalg.eigvalsh(cosines)[-min(z.shape) :].clamp_min(0).sqrt()  # the rank is at most min(n, d)
     shares = singular / singular.sum() + 1e-7
-    near = torch.exp(4 * (cosines - 1).clamp_max(0)).sum() - n  # an image is no neighbour of itself
+    near = torch.exp(4 * (cosines - 1).clamp_max(0)).sum() - n  # without the n pairs of an image with itself
     return {
         "embedding_rank": torch.exp(-(shares * shares.log()).sum()),
         "embedding_uniformity": torch.log(near.clamp_min(1e-300) / (n * (n - 1))),

@@ -1,11 +1,10 @@
-"""A quick kNN between epochs, when the data have labels: the one curve that says whether features get better.
+"""kNN accuracy during pretraining, when the data have labels: the curve that shows whether features get better.
 
-On request also a linear probe. It is fitted anew each time to features of the network as it is then; a classifier that
-learns along with training would always be behind the features that it is to evaluate.
+Optionally also a linear probe. It is fitted from scratch each time: a classifier that learns along with training would
+always lag behind the features that it evaluates.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -22,12 +21,12 @@ from tico_ssl.features.splits import splits
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.runtime import distributed
 
-QUICK = LinearConfig(weight_decays=(1e-3,))  # without a search for the best decay
+QUICK = LinearConfig(weight_decays=(1e-3,))  # without a search for the weight decay
 
 
 @dataclass(frozen=True)
 class OnlineKnn:
-    """Training images to compare with, and test images to ask about."""
+    """Training images as the kNN bank, and test images as queries."""
 
     bank: Source
     queries: Source
@@ -35,8 +34,8 @@ class OnlineKnn:
     linear_probe: bool = False
 
     @classmethod
-    def of(cls, recipe: Recipe[Any], source: Source, device: torch.device) -> "OnlineKnn | None":
-        """For a recipe that asks for it, on data that have one class an image."""
+    def of(cls, recipe: Recipe, source: Source, device: torch.device) -> "OnlineKnn | None":
+        """For a recipe that asks for it, on data with one class per image."""
         settings, data = recipe.training, recipe.data
         if not settings.knn_every_epochs or not _classified(source) or not distributed.is_main():
             return None

@@ -1,7 +1,6 @@
-"""A recipe in steps: how many, and the learning rate of each."""
+"""A recipe in steps: their number, and the learning rate of each."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from tico_ssl.config.recipe import Recipe
 from tico_ssl.optim.schedules import scaled_lr, warmup_cosine
@@ -9,7 +8,7 @@ from tico_ssl.optim.schedules import scaled_lr, warmup_cosine
 
 @dataclass(frozen=True)
 class Plan:
-    """The run in steps, and the learning rate of each."""
+    """Number of steps, and the learning rate of each."""
 
     steps_per_epoch: int
     steps: int
@@ -18,21 +17,21 @@ class Plan:
     end_lr: float
 
     @classmethod
-    def of(cls, recipe: Recipe[Any], steps_per_epoch: int) -> "Plan":
-        """The plan of a recipe for a number of images."""
+    def of(cls, recipe: Recipe, steps_per_epoch: int) -> "Plan":
+        """The plan of a recipe for a number of steps per epoch."""
         optimizer, steps = recipe.optimizer, steps_per_epoch * recipe.training.epochs
         peak = scaled_lr(optimizer.lr, recipe.training.batch_size) if optimizer.scale_lr else optimizer.lr
         warmup = min(round(optimizer.warmup_epochs * steps_per_epoch), steps - 1)
         return cls(steps_per_epoch, steps, warmup, peak, peak * optimizer.end_lr_ratio)
 
     def due(self, done: int, every_epochs: int) -> bool:
-        """Whether something that happens every so many epochs, and after the last, happens after this many steps."""
+        """Whether something that happens every `every_epochs` epochs, and after the last, is due after `done` steps."""
         return done == self.steps or done % (self.steps_per_epoch * every_epochs) == 0
 
     def epoch(self, done: int) -> float:
-        """How many epochs so many steps are."""
+        """Completed epochs after `done` steps."""
         return done / self.steps_per_epoch
 
     def lr(self, step: int) -> float:
-        """Of one step."""
+        """Learning rate of a step."""
         return warmup_cosine(step, self.steps, self.warmup, self.peak_lr, self.end_lr)

@@ -2,7 +2,6 @@
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -40,11 +39,11 @@ from tico_ssl.views.executor import Views, by_kernels
 from tico_ssl.views.table import left_out
 
 
-def train(recipe: Recipe[Any], run: Run, device: torch.device, overwrite: bool = False) -> None:
-    """Everything between a recipe and a trained backbone in its run folder."""
-    fallbacks.drain()  # those of something else in this process
+def train(recipe: Recipe, run: Run, device: torch.device, overwrite: bool = False) -> None:
+    """Pretrain by a recipe, and write everything to the run folder."""
+    fallbacks.drain()  # of earlier work in this process
     setup = prepare(recipe, device)
-    distributed.barrier()  # every process has looked at the folder before the main one writes to it
+    distributed.barrier()  # every process inspects the folder before the main one writes to it
     if distributed.is_main():
         create_run(run.folder, recipe, overwrite)
     distributed.barrier()
@@ -56,9 +55,9 @@ def train(recipe: Recipe[Any], run: Run, device: torch.device, overwrite: bool =
 
 @dataclass(frozen=True)
 class Setup:
-    """What a recipe becomes on a device, before its first step."""
+    """Everything that a recipe defines, on a device, before the first step."""
 
-    recipe: Recipe[Any]
+    recipe: Recipe
     device: torch.device
     precision: torch.dtype
     source: Source
@@ -68,11 +67,11 @@ class Setup:
     optimizer: Optimizer
 
 
-def prepare(recipe: Recipe[Any], device: torch.device) -> Setup:
+def prepare(recipe: Recipe, device: torch.device) -> Setup:
     """Open the images, and build the network and its optimiser."""
     settings, data = recipe.training, recipe.data
     if settings.parts > 1 and distributed.active():
-        raise UserError("training.parts is for one process: several share a batch already")
+        raise UserError("training.parts needs a single process: several processes split the batch already")
     source = open_training(data, recipe.backbone.channels, shorter_side(recipe.views, data.image_size))
     bad, workers = BadFiles(), settings.workers or default_workers()
     survey(source, data.most_bad, bad, workers)
@@ -87,7 +86,7 @@ def prepare(recipe: Recipe[Any], device: torch.device) -> Setup:
 
 
 def _train(setup: Setup, run: Run, begin: Position) -> None:
-    """The steps that are left."""
+    """Carry out the remaining steps."""
     settings, plan = setup.recipe.training, setup.plan
     step = Step(
         setup.method,
@@ -110,7 +109,7 @@ def _train(setup: Setup, run: Run, begin: Position) -> None:
 
 @dataclass(frozen=True)
 class _Moments:
-    """What pretraining does at its moments."""
+    """The loop's callbacks in pretraining."""
 
     setup: Setup
     run: Run
@@ -130,7 +129,7 @@ class _Moments:
         )
 
     def batches(self, start: int) -> Generator[RawBatch]:
-        """Those of all steps; of the first one's views a contact sheet is drawn."""
+        """Batches of all steps; a contact sheet is drawn of the first batch's views."""
         setup, sheet = self.setup, self.run.folder / "views.png"
         for number, raw in enumerate(setup.loader.iterate(start, setup.plan.steps), start):
             if number == 0 and distributed.is_main():
@@ -181,9 +180,9 @@ class _Moments:
         save_backbone(method.backbone, self.run.backbone_file)
 
 
-def build_method(recipe: Recipe[Any], device: torch.device, precision: torch.dtype, fused: bool = True) -> Method:
-    """The method of a recipe with fresh weights, on its device, in training mode; where steps are captured, with fused
-    BatchNorm unless told otherwise."""
+def build_method(recipe: Recipe, device: torch.device, precision: torch.dtype, fused: bool = True) -> Method:
+    """The method of a recipe with initial weights, on its device, in training mode. By default BatchNorm is fused where
+    steps are captured."""
     torch.manual_seed(derived_seed(recipe.training.seed, "weights"))
     data = recipe.data
     backbone = build_backbone(recipe.backbone, data.image_size, data.mean, data.std)
@@ -201,7 +200,7 @@ def _class_count(labels: torch.Tensor) -> int:
 
 
 def _announce(setup: Setup, run: Run, start: int) -> None:
-    """What is about to happen, in a few lines."""
+    """Log what is about to run, in a few lines."""
     if not distributed.is_main():
         return
     plan = setup.plan

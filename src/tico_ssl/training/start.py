@@ -1,4 +1,4 @@
-"""Begin a run or go on with one: mistakes are refused before torch is imported."""
+"""Start or resume a run. User errors are raised before torch is imported."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ def pretrain(
     resume: bool = False,
     overwrite: bool = False,
 ) -> Run:
-    """Train a backbone by a recipe. `resume` goes on with a run that is there and begins one that is not."""
+    """Pretrain a backbone by a recipe. `resume` continues an existing run, or starts a new one."""
     if resume and overwrite:
         raise UserError("--resume and --overwrite exclude each other")
     named = {} if data is None else {"data.source": as_source(data)}
@@ -40,7 +40,7 @@ def pretrain(
 
 
 def default_folder(recipe: str | Path | Mapping[str, Any]) -> Path:
-    """runs/ and the recipe's name."""
+    """runs/ plus the recipe's name."""
     if isinstance(recipe, Mapping):
         return Path("runs") / "run"
     is_file = Path(recipe).suffix in (".yaml", ".yml")

@@ -1,12 +1,12 @@
-"""One step of training: views, loss, gradient, optimiser, target. One function, executed in one of three ways.
+"""One training step: views, loss, gradient, optimiser, target. One function, executed in one of three ways.
 
     eager      operation by operation: the oracle
     compiled   the forward and backward pass through torch.compile
-    captured   the whole step, from views to target, recorded as a CUDA graph and replayed: Python is out of the way
+    captured   the whole step, from views to target, as a CUDA graph that is replayed: no Python overhead
 
-What changes from step to step goes in through tensors (images, decisions, learning rate, progress), and nothing inside
-asks the device for a value; so a recorded step is the same step. One that cannot be compiled or recorded is made
-without, and `Step.execution` says so.
+Whatever changes between steps enters through tensors (images, decisions, learning rate, progress), and no step
+synchronises with the host; so a captured step computes the same as an eager one. If compilation or capture fails, the
+step falls back, and `Step.execution` says so.
 """
 
 import gc
@@ -29,22 +29,22 @@ from tico_ssl.runtime import distributed, fallbacks
 from tico_ssl.runtime.device import autocast
 from tico_ssl.views.executor import Views
 
-WARM_UP = 3  # steps before one is recorded, in which libraries choose algorithms and allocate workspaces
+WARM_UP = 3  # eager steps before capture, in which libraries choose algorithms and allocate workspaces
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step leaves to look at; a captured step overwrites it the next time. `extra` are more values to log."""
+    """The output of a step, overwritten by the next captured step. `extra` are more values to log."""
 
     output: StepOutput
     extra: dict[str, float | Tensor] = field(default_factory=dict)
 
 
 class Step:
-    """Carries out training steps on one device; captured ones with target and online network side by side, if
-    `overlap`.
+    """Carries out training steps on one device. With `overlap`, captured steps run target and online network on two
+    streams.
 
-    `execution` is how: at first as intended, and what has become of it once `WARM_UP` steps and one more are made.
+    `execution` is the intended way until `WARM_UP` + 1 steps are done, then the actual one.
     """
 
     def __init__(
@@ -101,9 +101,9 @@ class Step:
     def _in_parts(self, batch: Batch) -> StepOutput:
         """The gradient of the whole batch's loss, with the activations of one part at a time in memory.
 
-        The loss is not a sum over images (TiCo's covariance is that of all of them), so embeddings come first, without
-        a gradient; then the loss and its gradient with respect to them; then each part again, to take that gradient
-        back to the weights. BatchNorm sees parts, as it would on several GPUs that do not share statistics.
+        The loss is not a sum over images (TiCo's covariance is that of the whole batch), so embeddings come first,
+        without gradient; then the loss and its gradient with respect to them; then each part again, to backpropagate
+        that gradient. BatchNorm sees one part at a time, as on several GPUs without synchronised statistics.
         """
         chunks = [_part(batch, number, self.parts) for number in range(self.parts)]
         with torch.no_grad(), autocast(self.device, self.precision):
@@ -122,7 +122,7 @@ class Step:
         return output
 
     def _give_up(self, what: str, error: Exception) -> None:
-        """Go on without a part of the execution, "compiled" or "captured"."""
+        """Fall back to an execution without "compiled" or "captured"."""
         left = " and ".join(part for part in self.execution.split(" and ") if part != what)
         self.execution = cast(Execution, left or "eager")
         fallbacks.note(what, fallbacks.reason_of(error))
@@ -133,7 +133,7 @@ class Step:
 
 
 def resolve_execution(execution: Execution, device: torch.device) -> Execution:
-    """What is carried out when a recipe says this. Graphs are for one process on a GPU: several talk as they step."""
+    """The execution that a recipe's setting means on a device. CUDA graphs need one process on a GPU."""
     possible = device.type == "cuda" and not distributed.active()
     if execution == "auto":
         return "captured" if possible else "eager"
@@ -157,7 +157,7 @@ GiveUp = Callable[[str, Exception], None]
 
 
 class _Compiled:
-    """A function through torch.compile, or as it is if that fails."""
+    """A function through torch.compile, or eager if compilation fails."""
 
     def __init__(self, function: Callable[..., StepOutput], give_up: GiveUp) -> None:
         self.plain, self.give_up = function, give_up
@@ -167,14 +167,14 @@ class _Compiled:
         if self.compiled is not None:
             try:
                 return self.compiled(made, index, label)
-            except Exception as error:  # compilers fail in many ways; the network is the same without them
+            except Exception as error:  # compilers fail in many ways; eager computes the same
                 self.give_up("compiled", error)
                 self.compiled = None
         return self.plain(made, index, label)
 
 
 class _Captured:
-    """A step that is recorded after a few, then replayed; or made as it is if that fails."""
+    """A step that is captured after the warm-up, then replayed; or eager if capture fails."""
 
     def __init__(self, step: Callable[[RawBatch], Outcome], give_up: GiveUp, method: nn.Module, overlap: bool) -> None:
         self.step, self.give_up, self.method, self.calls = step, give_up, method, 0
@@ -193,7 +193,7 @@ class _Captured:
         return self.outcome
 
     def _beside(self, raw: RawBatch) -> Outcome:
-        """On a stream of its own, where work must be done once before it can be recorded."""
+        """On a side stream, as the warm-up before a capture requires."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream), overlapping(self.method, self.side):
             outcome = self.step(raw)
@@ -210,7 +210,7 @@ class _Captured:
                 overlapping(self.method, self.side),
             ):
                 self.outcome = self.step(self.inputs)
-        except Exception as error:  # a method that asks the device for a value, or a library that does
+        except Exception as error:  # a method or a library that synchronises with the host
             self.give_up("captured", error)
             return
         self.graph = graph
@@ -218,8 +218,7 @@ class _Captured:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Python's garbage is collected before and not within: an older graph among it, freed while another is recorded,
-    would spoil that one."""
+    """Collect garbage before, not during a capture: freeing an older graph meanwhile would invalidate the capture."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()
@@ -231,7 +230,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def _tensors(raw: RawBatch) -> list[Tensor]:
-    """All that a step reads."""
+    """All tensors that a step reads."""
     pixels = [raw.pixels] if isinstance(raw.pixels, Tensor) else list(raw.pixels)
     return [*pixels, raw.decisions, raw.index] + ([] if raw.label is None else [raw.label])
 

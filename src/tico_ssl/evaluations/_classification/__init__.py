@@ -1,4 +1,4 @@
-"""What the evaluations with labels share: which images count, how a classifier is trained on them, how it is scored.
+"""Shared by the evaluations with labels: subsets of images, training of a classifier, and its scores.
 
 The protocols themselves, with their settings, are the files of `evaluations/`.
 """

@@ -1,4 +1,4 @@
-"""A copy of a backbone trained together with a classifier, and its accuracy on the test images."""
+"""Fine-tuning of a copy of a backbone with a classifier, and its accuracy on the test images."""
 
 import copy
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def fine_tuned(
     subset: Tensor | None = None,
     keep: Callable[[Backbone, nn.Module], None] | None = None,
 ) -> Numbers:
-    """Train all of a backbone on some of the training images (None: all), and test it. `keep` gets what was trained."""
+    """Fine-tune a backbone on some of the training images (None: all), and test it. `keep` gets the trained modules."""
     backbone = copy.deepcopy(context.backbones[name]).requires_grad_(True)
     images = context.training_images(shorter_side([settings.policy()], backbone.image_size))
     images = images if subset is None else images.subset(subset)

@@ -1,4 +1,4 @@
-"""Which of the labelled images a protocol may use: a share or a number of every class, or those that a list names."""
+"""Labelled subsets: a fraction or a number of images per class, or the images of a list."""
 
 from pathlib import Path, PurePath
 
@@ -12,20 +12,20 @@ from tico_ssl.runtime.randomness import generator
 
 
 def class_orders(labels: Tensor, seed: int) -> list[Tensor]:
-    """The places of each class that there is, in a random order: what every draw begins with."""
+    """Indices of each class in a random order, from which all draws are taken."""
     order = torch.randperm(len(labels), generator=generator(seed, "probe", 1))
     return [order[labels[order] == label] for label in labels.unique()]
 
 
 def share_of_each(labels: Tensor, share: float, seed: int) -> Tensor:
-    """Places of a share of every class, one image at least. A smaller share is contained in a larger one."""
+    """Indices of a fraction of every class, at least one image. A smaller fraction is contained in a larger one."""
     chosen = [members[: max(1, round(share * len(members)))] for members in class_orders(labels, seed)]
     return torch.cat(chosen).sort().values
 
 
 def number_of_each(labels: Tensor, number: int, draw: int, seed: int) -> Tensor:
-    """Places of so many images of every class. Draws 0, 1, 2 ... have no image in common until a class runs out, from
-    where on they begin with it again."""
+    """Indices of `number` images per class. Draws 0, 1, 2 ... are disjoint until a class runs out, and then start over
+    with it."""
     chosen = []
     for members in class_orders(labels, seed):
         places = torch.arange(draw * number, (draw + 1) * number) % len(members)
@@ -34,7 +34,7 @@ def number_of_each(labels: Tensor, number: int, draw: int, seed: int) -> Tensor:
 
 
 def listed(source: Source, path: str | Path) -> Tensor:
-    """Places of the images that a text file names, one a line: by their name alone, or with folders before it."""
+    """Indices of the images named in a text file, one per line, with or without folders."""
     path = Path(path).expanduser()
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()]

@@ -1,6 +1,6 @@
 """Training a classifier on labelled images: on a frozen backbone, or together with it.
 
-It goes on where it was stopped, to the bit on a CPU: order and crops are functions of seed and step.
+An interrupted training resumes, bitwise-identical on a CPU: order and crops are functions of seed and step.
 """
 
 import gc
@@ -37,12 +37,12 @@ from tico_ssl.training.loop import Course, Hooks, parallel
 from tico_ssl.training.step import Outcome, Step
 from tico_ssl.views.executor import Views
 
-CHECKPOINT_SECONDS = 30.0  # between two, at least
-LINES = 5  # of progress in a training when there is no terminal
+CHECKPOINT_SECONDS = 30.0  # between checkpoints, at least
+LINES = 5  # of progress per training without a terminal
 
 
 class Classifier(Method):
-    """A backbone and linear heads on its features; heads learn independently, each at a rate of its own."""
+    """A backbone and linear heads on its features; heads learn independently, each at its own learning rate."""
 
     def __init__(self, backbone: Backbone, classes: int, heads: int, frozen: bool, batch_norm: bool, seed: int) -> None:
         super().__init__(backbone.requires_grad_(not frozen))
@@ -50,7 +50,7 @@ class Classifier(Method):
         self.heads = nn.ModuleList(_head(backbone.width, classes, batch_norm, seed) for _ in range(heads))
 
     def forward(self, batch: Batch) -> StepOutput:
-        """The sum of the heads' cross entropies, whose gradient for each head is that of its own."""
+        """The sum of the heads' cross-entropies; each head gets the gradient of its own."""
         with torch.set_grad_enabled(not self.frozen):
             features = self.backbone(batch.views[0])
         logits = [head(features).float() for head in self.heads]
@@ -67,12 +67,12 @@ class Classifier(Method):
 
     @property
     def learning(self) -> nn.Module:
-        """What a checkpoint has to hold."""
+        """The modules in a checkpoint."""
         return self.heads if self.frozen else self
 
     @torch.no_grad()
     def scores(self, features: Tensor, chunk: int = 8192) -> list[Tensor]:
-        """What each head makes of features, on the CPU."""
+        """Logits of each head, on the CPU."""
         device = next(self.heads.parameters()).device
         self.heads.eval()
         return [torch.cat([head(part.to(device)).cpu() for part in features.split(chunk)]) for head in self.heads]
@@ -88,7 +88,7 @@ def _head(width: int, classes: int, batch_norm: bool, seed: int) -> nn.Module:
 
 @dataclass(frozen=True)
 class Job:
-    """A classifier to train: on which images (decoded for its crops), by which settings, with its checkpoint's file."""
+    """A classifier to train: images (decoded for its crops), settings, and the checkpoint's path."""
 
     name: str
     train: Source
@@ -101,14 +101,14 @@ class Job:
 def train_classifier(
     job: Job, backbone: Backbone, head_rates: Sequence[float], backbone_rate: float | None, batch_norm: bool = False
 ) -> Classifier:
-    """Train one head for each rate, and the backbone if it has a rate; without one it is frozen to the bit."""
+    """Train one head per learning rate, and the backbone if it has one; otherwise it is frozen."""
     frozen = backbone_rate is None
     before = weights_digest(backbone) if frozen else ""
     classifier = Classifier(backbone, job.classes, len(head_rates), frozen, batch_norm, job.settings.seed)
     classifier = classifier.to(job.device).to(memory_format=torch.channels_last).train()
     share_statistics(classifier)
     _learn(job, classifier, make_optimizer(classifier, head_rates, backbone_rate, job.settings))
-    gc.collect()  # a step that was recorded on a GPU refers to itself, and keeps its memory until it is found
+    gc.collect()  # a captured step is a reference cycle, which keeps its GPU memory until collected
     if frozen and weights_digest(classifier.backbone) != before:
         raise AssertionError(f"{job.name}: a frozen backbone has changed")
     return classifier.eval()
@@ -123,14 +123,14 @@ def _learn(job: Job, classifier: Classifier, optimizer: Optimizer) -> None:
     begin = restore(job.checkpoint_file, classifier.learning, optimizer, device)
     step = Step(classifier, parallel(classifier), optimizer, views, precision, device)
     moments = _Moments(job, classifier, optimizer, step, loader.steps_per_epoch, begin)
-    go_on = "" if job.checkpoint_file is None else "; the same command goes on"
+    go_on = "" if job.checkpoint_file is None else "; the same command continues"
     course = Course(begin.step, moments.steps, settings.seed, job.name, go_on)
     batches = loader.iterate(begin.step, moments.steps)
     loop.train(course, batches, moments.hooks(), moments.clock, moments.display)
 
 
 class _Moments:
-    """What the training of a classifier does at its moments."""
+    """The loop's callbacks in the training of a classifier."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class _Moments:
         return done % self.steps_per_epoch == 0
 
     def log(self, done: int, outcome: Outcome) -> None:
-        """Of all heads the least loss: one that diverges at a high rate is a finding, all of them a mistake."""
+        """The lowest loss of all heads: one that diverges at a high learning rate is a finding, all are an error."""
         losses: list[float] = outcome.output.terms["losses"].tolist()
         loss = min(losses, key=lambda value: value if math.isfinite(value) else math.inf)
         check_finite(loss, done, "lower the learning rate", self.job.name)
@@ -182,14 +182,14 @@ class _Moments:
 
 
 def _learns(outcome: Outcome) -> bool:
-    """Whether any head has a loss that is a number."""
+    """Whether any head has a finite loss."""
     return bool(outcome.output.terms["losses"].isfinite().any())
 
 
 def make_optimizer(
     classifier: Classifier, head_rates: Sequence[float], backbone_rate: float | None, settings: Settings
 ) -> Optimizer:
-    """SGD, with the rate of each part as `lr_ratio`, which the schedule's share of a step multiplies."""
+    """SGD, with the learning rate of each part as `lr_ratio`, which the schedule multiplies."""
     parts: list[tuple[nn.Module, float]] = list(zip(classifier.heads, head_rates, strict=True))
     if backbone_rate is not None:
         parts.append((classifier.backbone, backbone_rate))
@@ -198,13 +198,13 @@ def make_optimizer(
 
 
 def classes_of(train: Source, test: Source) -> int:
-    """How many classes the labels of both splits count."""
+    """Number of classes in both splits."""
     most = max(int(labels.max()) for labels in (train.labels, test.labels) if labels is not None)
     return max(len(train.classes), most + 1)
 
 
 def _batch_size(job: Job) -> int:
-    """As many as are wanted or there, in equal parts for all processes."""
+    """The configured batch size, at most the size of the data, and divisible by the number of processes."""
     world = distributed.world_size()
     size = min(job.settings.batch_size, len(job.train)) // world * world
     if size < 2 * world:

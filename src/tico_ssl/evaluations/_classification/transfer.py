@@ -1,4 +1,4 @@
-"""Linear evaluation on another data set than that of pretraining, by the schedules of the paper. Nothing here imports
+"""Linear evaluation on another data set than that of pretraining, by the paper's schedules. Nothing here imports
 torch."""
 
 from typing import Annotated, Literal
@@ -9,11 +9,11 @@ from tico_ssl.evaluations._classification.settings import LinearSettings
 
 
 class TransferSettings(LinearSettings):
-    """What these schedules share. The paper does not give the batch, which is that of its predecessors."""
+    """Shared by these schedules. The paper does not give the batch size; this is its predecessors'."""
 
     batch_size: Annotated[int, Field(ge=2)] = 256
-    """Images a step, over all processes; all of them, if there are fewer."""
+    """Images per step, over all processes; at most the size of the data."""
     schedule: Literal["cosine", "steps"] = "steps"
-    """How the rates fall: along half a cosine to zero, or in steps."""
+    """Decay of the learning rates: cosine (to zero) or steps."""
     nesterov: bool = False
-    """Of SGD."""
+    """Nesterov momentum."""

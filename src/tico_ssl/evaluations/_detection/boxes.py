@@ -1,7 +1,7 @@
-"""Arithmetic of boxes for a whole batch at a time.
+"""Operations on boxes for a whole batch at a time.
 
-What torchvision does image by image, with the same results, in a fraction of the launches and without waiting for the
-device, which is what a GPU spends most of a step on otherwise. Boxes are (..., 4): left, top, right, bottom.
+The same results as torchvision's, which goes image by image, with a fraction of the kernel launches and without host
+synchronisation, which otherwise dominate a step. Boxes are (..., 4): left, top, right, bottom.
 """
 
 import math
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torchvision.ops import nms
 
-MOST_STRETCH = math.log(1000 / 16)  # of a side, as a logarithm: beyond it an exponential may overflow
-PAIRS_AT_ONCE = 2**26  # of boxes that are compared in one piece
-STEPS_UNWATCHED = 4  # of suppression between two questions whether it is finished
+MOST_STRETCH = math.log(1000 / 16)  # log of a side's factor, at most: beyond, exp may overflow
+PAIRS_AT_ONCE = 2**26  # of boxes compared in one chunk
+STEPS_UNWATCHED = 4  # iterations of suppression between convergence checks, which synchronise
 
 
 def overlaps(first: Tensor, second: Tensor) -> Tensor:
-    """Intersection over union of every box of one list (..., M, 4) with every one of another (..., N, 4)."""
+    """Intersection over union of all pairs from two lists of boxes, (..., M, 4) and (..., N, 4)."""
     a, b = first[..., :, None, :].unbind(-1), second[..., None, :, :].unbind(-1)
     width = (torch.minimum(a[2], b[2]) - torch.maximum(a[0], b[0])).clamp_(min=0)
     height = (torch.minimum(a[3], b[3]) - torch.maximum(a[1], b[1])).clamp_(min=0)
@@ -26,7 +26,7 @@ def overlaps(first: Tensor, second: Tensor) -> Tensor:
 
 
 def encode(truth: Tensor, boxes: Tensor, weights: tuple[float, float, float, float]) -> Tensor:
-    """What would have to be predicted at boxes to get true ones: shifts of the centre, and logarithms of the sides."""
+    """Regression targets of true boxes relative to given boxes: shifts of the centre, and logs of the side ratios."""
     size, true_size = boxes[..., 2:] - boxes[..., :2], truth[..., 2:] - truth[..., :2]
     shift = (truth[..., :2] + 0.5 * true_size) - (boxes[..., :2] + 0.5 * size)
     stretch = (true_size / size).log()
@@ -43,7 +43,7 @@ def encode(truth: Tensor, boxes: Tensor, weights: tuple[float, float, float, flo
 
 
 def decode(codes: Tensor, boxes: Tensor) -> Tensor:
-    """The boxes that predictions stand for, with all weights 1."""
+    """The boxes that predictions encode, with all weights 1."""
     size = boxes[..., 2:] - boxes[..., :2]
     centre = codes[..., :2] * size + (boxes[..., :2] + 0.5 * size)
     half = 0.5 * (codes[..., 2:].clamp(max=MOST_STRETCH).exp() * size)
@@ -51,9 +51,9 @@ def decode(codes: Tensor, boxes: Tensor) -> Tensor:
 
 
 def survivors(boxes: Tensor, there: Tensor, threshold: float) -> Tensor:
-    """Non-maximum suppression in every row of boxes (N, K, 4), which come by falling score: a mask of those kept.
+    """Non-maximum suppression in every row of boxes (N, K, 4), in descending order of score: a mask of those kept.
 
-    Only boxes that are `there` count. On a GPU one row after the other would leave most of it idle.
+    Only boxes that are `there` count. Row by row would leave most of a GPU idle.
     """
     if boxes.is_cuda and (rows := PAIRS_AT_ONCE // max(1, boxes.shape[1]) ** 2):
         parts = zip(boxes.split(rows), there.split(rows), strict=True)
@@ -69,8 +69,8 @@ def survivors(boxes: Tensor, there: Tensor, threshold: float) -> Tensor:
 def survivors_at_once(boxes: Tensor, there: Tensor, threshold: float) -> Tensor:
     """The same, all rows together.
 
-    A box is kept if no kept box before it overlaps it too much. Asked of all boxes again and again, beginning with all
-    as kept, the answer is right for one more box each time at least, and no longer changes when it is right for all.
+    A box is kept if no kept box before it overlaps it too much. Iterated from "all kept", at least one more box is
+    final after each iteration, and the mask stops changing when all are.
     """
     beats = (overlaps(boxes, boxes) > threshold).triu(1)
     kept = there
@@ -82,7 +82,7 @@ def survivors_at_once(boxes: Tensor, there: Tensor, threshold: float) -> Tensor:
 
 
 class Drawn(NamedTuple):
-    """Places drawn in every row, objects (N, P) and background (N, Q), and which of them there really are."""
+    """Indices drawn in every row, objects (N, P) and background (N, Q), and which of them are valid."""
 
     positive: Tensor
     is_positive: Tensor
@@ -91,8 +91,8 @@ class Drawn(NamedTuple):
 
 
 def draw(labels: Tensor, count: int, most_positive: int) -> Drawn:
-    """So many places in every row of labels (N, K), at random: objects (above 0) as far as there are, and allowed, and
-    background (0) for the rest. A label below 0 is never drawn."""
+    """`count` random indices in every row of labels (N, K): objects (above 0), at most `most_positive`, then background
+    (0). A label below 0 is never drawn."""
     lots = torch.rand(labels.shape, device=labels.device)
     won, positive = lots.where(labels > 0, -1.0).topk(min(most_positive, labels.shape[1]))
     lost, negative = lots.where(labels == 0, -1.0).topk(min(count, labels.shape[1]))
@@ -103,5 +103,5 @@ def draw(labels: Tensor, count: int, most_positive: int) -> Drawn:
 
 
 def at(values: Tensor, places: Tensor) -> Tensor:
-    """values[n, places[n, i]] for every row n, whatever comes behind: (N, K, ...) and (N, P) give (N, P, ...)."""
+    """values[n, places[n, i]] for every row n: (N, K, ...) and (N, P) give (N, P, ...)."""
     return values[torch.arange(len(values), device=values.device)[:, None], places]

@@ -13,7 +13,7 @@ TEST_NAMES = ("val", "valid", "validation", "test")
 
 
 def find_coco(root: Path) -> tuple[Path, Path | None] | None:
-    """The files that list the training and, if there is one, the test split."""
+    """The annotation files of the training split and of the test split, if there is one."""
     folder = root / "annotations" if (root / "annotations").is_dir() else root
     named = {
         match[1]: file
@@ -23,14 +23,14 @@ def find_coco(root: Path) -> tuple[Path, Path | None] | None:
     training = sorted(name for name in named if re.fullmatch(r"train\d*", name))
     if not training:
         return None
-    train = training[-1]  # of several years the latest
+    train = training[-1]  # the latest year
     year = train.removeprefix("train")
     test = next((named[name + year] for name in TEST_NAMES if name + year in named), None)
     return named[train], test
 
 
 def open_coco(train: Path, test: Path | None) -> tuple[Pictures, Pictures | None]:
-    """Both splits. Categories are those of the training split, in the order of their numbers, which may have gaps."""
+    """Both splits. Categories are those of the training split, ordered by their ids, which may have gaps."""
     first = read_json(train)
     names = {row["id"]: row["name"] for row in _rows(train, first, "categories", id=int, name=str)}
     if not names:
@@ -53,11 +53,9 @@ def _read(file: Path, content: Any, labels: dict[int, int]) -> list[Picture]:
     instances: dict[int, list[Instance]] = defaultdict(list)
     for row in _rows(file, content, "annotations", image_id=int, category_id=int, bbox=list):
         if row["image_id"] not in known:
-            raise UserError(f"{file}: annotation {row.get('id')} is of image {row['image_id']}, which is not listed")
+            raise UserError(f"{file}: annotation {row.get('id')} refers to unknown image {row['image_id']}")
         if row["category_id"] not in labels:
-            raise UserError(
-                f"{file}: annotation {row.get('id')} is of category {row['category_id']}, which is not listed"
-            )
+            raise UserError(f"{file}: annotation {row.get('id')} refers to unknown category {row['category_id']}")
         instances[row["image_id"]].append(_instance(file, row, labels[row["category_id"]]))
     folder, listing = _image_folder(file, images), Listing()
     return [
@@ -75,15 +73,15 @@ def _instance(file: Path, row: dict[str, Any], label: int) -> Instance:
     left, top, width, height = map(float, box)
     area = row.get("area", width * height)
     outline = row.get("segmentation") or None
-    if isinstance(outline, list):  # a polygon of fewer than three corners has no inside
+    if isinstance(outline, list):  # a polygon needs three corners to have an area
         outline = [ring for ring in outline if isinstance(ring, list) and len(ring) >= 6 and len(ring) % 2 == 0] or None
     elif outline is not None and not (isinstance(outline, dict) and {"counts", "size"} <= outline.keys()):
-        raise UserError(f"{file}: annotation {row.get('id')}: segmentation needs polygons or a run-length code")
+        raise UserError(f"{file}: annotation {row.get('id')}: segmentation needs polygons or a run-length encoding")
     return Instance(label, (left, top, left + width, top + height), outline, float(area), bool(row.get("iscrowd")))
 
 
 def _image_folder(file: Path, images: list[dict[str, Any]]) -> Path:
-    """Where the images of a list lie: beside it, in the folder of the split's name, or in one called images."""
+    """The image folder of an annotation file: beside it, named like the split, or called images."""
     split, root = file.stem.removeprefix("instances_"), file.parent.parent
     places = [file.parent, root / split, root / "images" / split, root / "images", root]
     if not images:
@@ -93,7 +91,7 @@ def _image_folder(file: Path, images: list[dict[str, Any]]) -> Path:
 
 
 def _rows(file: Path, content: Any, table: str, **fields: type) -> list[dict[str, Any]]:
-    """The entries of a list in a JSON file, each of which has these fields."""
+    """The entries of a list in a JSON file, each with the required fields."""
     rows = content.get(table) if isinstance(content, dict) else None
     if not isinstance(rows, list):
         raise UserError(f"{file}: needs a list called '{table}'")

@@ -1,4 +1,4 @@
-"""A sheet for a person to look at: what is in pictures (above) and what was found in them (below)."""
+"""A sheet of test images: annotated objects (above) and detections (below)."""
 
 import colorsys
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ LEAST_SCORE, MOST_DRAWN = 0.3, 20
 
 
 class Mark(NamedTuple):
-    """A box to draw with its text, and the pixels of its object if they are known."""
+    """A box to draw with its text, and the object's mask if known."""
 
     box: Sequence[float]
     label: int
@@ -27,7 +27,7 @@ class Mark(NamedTuple):
 
 
 def save_sheet(path: Path, pictures: Sequence[Picture], found: Sequence[Found], classes: Sequence[str]) -> None:
-    """A PNG with a cell for the truth of each picture and, below it, one for what was found, in the same order."""
+    """A PNG with one column per picture: annotations above, detections below."""
     columns = max(1, min(COLUMNS, len(pictures)))
     rows = -(-len(pictures) // columns)
     sheet = Image.new("RGB", (columns * (CELL + GAP), rows * 2 * (CELL + GAP) + rows * GAP), "white")
@@ -51,7 +51,7 @@ def true_marks(picture: Picture, classes: Sequence[str]) -> list[Mark]:
 
 
 def found_marks(found: Found, classes: Sequence[str]) -> list[Mark]:
-    """What was found with some confidence, the surest last, so that it lies on top."""
+    """Confident detections, in ascending order of score, so that the best lies on top."""
     order = [place for place in np.argsort(-found.scores)[:MOST_DRAWN] if found.scores[place] >= LEAST_SCORE]
     return [
         Mark(
@@ -65,7 +65,7 @@ def found_marks(found: Found, classes: Sequence[str]) -> list[Mark]:
 
 
 def draw(picture: Picture, marks: Sequence[Mark]) -> Image.Image:
-    """A picture, small enough for a cell, with boxes, names and a veil of colour over the objects' pixels."""
+    """A picture scaled to a cell, with boxes, class names and coloured masks."""
     pixels = decode(picture.file).permute(1, 2, 0).numpy().astype(np.float32)
     for mark in marks:
         if mark.pixels is not None:
@@ -85,7 +85,7 @@ def draw(picture: Picture, marks: Sequence[Mark]) -> Image.Image:
 
 
 def colour(label: int) -> tuple[int, int, int]:
-    """A strong colour for each class; neighbours differ much (the golden ratio goes around the colour wheel)."""
+    """A strong colour per class; neighbours differ much (golden-ratio steps around the colour wheel)."""
     red, green, blue = colorsys.hsv_to_rgb(label * 0.61803 % 1, 0.85, 0.8)
     return round(255 * red), round(255 * green), round(255 * blue)
 

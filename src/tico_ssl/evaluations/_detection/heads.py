@@ -1,11 +1,11 @@
-"""The parts of torchvision's R-CNN that differ from detectron2's, made equal to it, for a whole batch at a time.
+"""The parts of torchvision's R-CNN that differ from detectron2's, made equal to it, batched.
 
-RoIAlign without the half-pixel shift, L1 losses of boxes normalised by the number of sampled regions, masks cut out of
-pixels at the proposals, and a fourth stage that boxes and masks share (C4), run once on the sampled regions. Objects
-without an outline take part in everything but the loss of masks.
+RoIAlign without the half-pixel shift, L1 box losses normalised by the number of sampled regions, mask targets cropped
+from pixel masks at the proposals, and a fourth stage shared by boxes and masks (C4), run once on the sampled regions.
+Objects without an outline take part in everything but the mask loss.
 
-A GPU is done with a step of a small detector sooner than Python has asked for it, so nothing here goes image by image
-in training, and almost nothing waits for the GPU to answer.
+A step of a small detector is bound by kernel launches, so in training nothing here loops over images, and almost
+nothing synchronises with the host.
 """
 
 import math
@@ -25,18 +25,18 @@ from tico_ssl.evaluations._detection.samples import Batch, unpacked
 
 Features = dict[str, Tensor]
 Losses = dict[str, Tensor]
-CANONICAL_SIDE, CANONICAL_STRIDE = 224, 16  # a box of this side is pooled from the map of this stride
+CANONICAL_SIDE, CANONICAL_STRIDE = 224, 16  # a box of this side is pooled from the level of this stride
 
 
 class AlignedPool(nn.Module):
-    """RoIAlign with as many samples a cell as it has pixels, on the level of a pyramid that suits a box's size."""
+    """RoIAlign with adaptive sampling, on the pyramid level that suits a box's size."""
 
     def __init__(self, side: int, strides: Sequence[int]) -> None:
         super().__init__()
         self.side, self.strides = side, tuple(strides)
 
     def forward(self, features: Features, regions: Tensor) -> Tensor:
-        """Maps (regions, channels, side, side) of regions (image, left, top, right, bottom), in their order."""
+        """Pooled maps (regions, channels, side, side) of regions (image, left, top, right, bottom), in their order."""
         maps = list(features.values())[: len(self.strides)]
         levels, order = self.level_of(regions[:, 1:]).sort()
         steps = torch.arange(len(maps), device=levels.device)
@@ -48,7 +48,7 @@ class AlignedPool(nn.Module):
         return torch.cat(pooled).index_select(0, order.argsort())
 
     def level_of(self, boxes: Tensor) -> Tensor:
-        """The level of each box: one up for every doubling of its side."""
+        """The level of each box: one level up for every doubling of its side."""
         area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
         level = torch.floor(math.log2(CANONICAL_STRIDE) + torch.log2(area.sqrt() / CANONICAL_SIDE + 1e-8))
         lowest = math.log2(self.strides[0])
@@ -56,7 +56,7 @@ class AlignedPool(nn.Module):
 
 
 class Float32(nn.Module):
-    """A layer whose outputs are coordinates or scores, which bf16 would round too coarsely."""
+    """A layer in float32: its outputs are coordinates or scores, which bf16 would round too coarsely."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -68,11 +68,11 @@ class Float32(nn.Module):
 
 
 class Anchors(AnchorGenerator):
-    """Anchors of a whole image, which all images of a batch have in common, in float32 whatever the maps are in: bf16
-    would move them by pixels."""
+    """Anchors of an image, shared by the whole batch, in float32 whatever the feature maps' type: bf16 would shift them
+    by pixels."""
 
     def over(self, height: int, width: int, maps: Sequence[Tensor]) -> Tensor:
-        """Of all levels, one after the other (A, 4)."""
+        """Anchors of all levels, concatenated (A, 4)."""
         self.set_cell_anchors(torch.float32, maps[0].device)
         shapes = [(level.shape[-2], level.shape[-1]) for level in maps]
         strides: Any = [[height // h, width // w] for h, w in shapes]
@@ -80,14 +80,14 @@ class Anchors(AnchorGenerator):
 
 
 class Candidates(NamedTuple):
-    """Proposals of every image by falling score (N, K, 4), and which of them there really are (N, K)."""
+    """Proposals of every image in descending order of score (N, K, 4), and which of them are valid (N, K)."""
 
     boxes: Tensor
     there: Tensor
 
 
 class Proposals(RegionProposalNetwork):
-    """The region proposal network with an L1 loss, both losses divided by the regions that are to be sampled."""
+    """The region proposal network with an L1 loss; both losses are divided by the number of regions to sample."""
 
     def forward(self, batch: Batch, features: Features) -> tuple[Candidates, Losses]:
         """Proposals and, when training, losses."""
@@ -101,7 +101,7 @@ class Proposals(RegionProposalNetwork):
         return found, self.losses(scores, moves, anchors, batch) if self.training else {}
 
     def propose(self, scores: Tensor, moves: Tensor, anchors: Tensor, counts: list[int], sizes: Tensor) -> Candidates:
-        """The best of every level without those that overlap a better one of their level, and the best of these."""
+        """The best of every level, after non-maximum suppression within the level, and the best of these overall."""
         limits = sizes.flip(1).repeat(1, 2)[:, None].to(anchors)
         boxes, ranks = [], []
         for near, score, move in zip(anchors.split(counts), scores.split(counts, 1), moves.split(counts, 1)):
@@ -115,7 +115,7 @@ class Proposals(RegionProposalNetwork):
         return Candidates(at(torch.cat(boxes, dim=1), order[:, :kept]), rank[:, :kept] >= 0)
 
     def losses(self, scores: Tensor, moves: Tensor, anchors: Tensor, batch: Batch) -> Losses:
-        """Is it an object, and where exactly: sums over sampled anchors, divided by how many there should be."""
+        """Objectness and box regression: sums over sampled anchors, divided by the number to sample."""
         labels, objects = self.assign(anchors, batch)
         count = self.fg_bg_sampler.batch_size_per_image
         drawn = draw(labels, count, int(count * self.fg_bg_sampler.positive_fraction))
@@ -130,9 +130,9 @@ class Proposals(RegionProposalNetwork):
         return {"loss_objectness": found / total, "loss_rpn_box_reg": moved / total}
 
     def assign(self, anchors: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """For every anchor of every image (N, A): 1 object, 0 background, -1 neither, and which object is nearest.
+        """For every anchor of every image (N, A): 1 object, 0 background, -1 ignored, and the best-matching object.
 
-        An anchor is an object where they overlap much, or more than any other anchor does this object.
+        An anchor is an object if their overlap is high, or if no other anchor overlaps this object more.
         """
         at_once = max(1, PAIRS_AT_ONCE // (batch.labels.shape[1] * len(anchors)))
         parts = zip(batch.boxes.split(at_once), batch.labels.split(at_once), strict=True)
@@ -149,8 +149,8 @@ class Proposals(RegionProposalNetwork):
 
 
 class Regions(NamedTuple):
-    """Sampled regions of all images: (R, 5) with the image's number first, their classes (0: background), and the boxes
-    and masks (-1: has none) of their objects."""
+    """Sampled regions of all images: (R, 5) with the image index first, their classes (0: background), and the boxes
+    and mask indices (-1: none) of their objects."""
 
     regions: Tensor
     labels: Tensor
@@ -159,7 +159,7 @@ class Regions(NamedTuple):
 
 
 class Heads(RoIHeads):
-    """Class and box of every proposal and, where the detector has a mask branch, its mask.
+    """Class and box of every proposal and, if the detector has a mask branch, its mask.
 
     With `shared` the masks are predicted from the box head's maps (C4) instead of from a head of their own.
     """
@@ -169,7 +169,7 @@ class Heads(RoIHeads):
     def forward(
         self, batch: Batch, features: Features, proposals: Candidates
     ) -> tuple[list[dict[str, Tensor]], Losses]:
-        """Losses when training, else what was found in every image."""
+        """Losses when training, else the detections in every image."""
         if self.training:
             return [], self.losses(features, self.sample(proposals, batch), batch)
         boxes = [box[there] for box, there in zip(*proposals, strict=True)]
@@ -187,8 +187,8 @@ class Heads(RoIHeads):
         return results, {}
 
     def sample(self, proposals: Candidates, batch: Batch) -> Regions:
-        """Proposals and the objects themselves, each with the object that it overlaps most; some objects and some
-        background of every image."""
+        """A sample of objects and background of every image, from the proposals and the true boxes, each matched to the
+        object that it overlaps most."""
         real = batch.labels > 0
         boxes = torch.cat([proposals.boxes, batch.boxes], dim=1)
         there = torch.cat([proposals.there, real], dim=1)
@@ -204,7 +204,7 @@ class Heads(RoIHeads):
         return Regions(regions, labels[image, place], batch.boxes[image, nearest], batch.mask_of[image, nearest])
 
     def losses(self, features: Features, sampled: Regions, batch: Batch) -> Losses:
-        """Of classes, boxes and, where there is a branch, masks."""
+        """Losses of classes, boxes and, if there is a mask branch, masks."""
         regions, labels, truth, mask_of = sampled
         maps = self.box_head(self.box_roi_pool(features, regions))
         logits, moves = self.box_predictor(maps)
@@ -223,7 +223,7 @@ class Heads(RoIHeads):
         return losses
 
     def _masks_of(self, features: Features, regions: Tensor, labels: Tensor, maps: Tensor | None) -> Tensor:
-        """Logits (R, side, side) of the masks of regions, each for its class."""
+        """Mask logits (R, side, side) of regions, each for its class."""
         if maps is None:
             maps = self.mask_head(self.mask_roi_pool(features, regions))
         logits: Tensor = self.mask_predictor(maps)
@@ -231,21 +231,21 @@ class Heads(RoIHeads):
 
 
 def numbered(boxes: Sequence[Tensor]) -> Tensor:
-    """Boxes of several images in one list (R, 5), the number of the image first."""
+    """Boxes of several images in one list (R, 5), the image index first."""
     return torch.cat([F.pad(box, (1, 0), value=number) for number, box in enumerate(boxes)])
 
 
 def mask_loss(logits: Tensor, boxes: Tensor, mask_of: Tensor, masks: Tensor) -> Tensor:
-    """Binary cross-entropy of the masks of regions whose objects have an outline, the mean over all their pixels.
+    """Binary cross-entropy of the masks of regions whose objects have an outline, averaged over their pixels.
 
-    Without any such region it is zero, and still a function of all parameters, as several processes need.
+    Without such regions it is zero but still depends on all parameters, as DistributedDataParallel needs.
     """
     aims = cut_out(masks, boxes, mask_of, logits.shape[-1])
     return F.binary_cross_entropy_with_logits(logits, aims, reduction="sum") / max(1, logits.numel())
 
 
 def cut_out(masks: Tensor, boxes: Tensor, objects: Tensor, side: int) -> Tensor:
-    """What lies of each box's object within the box, in side x side pixels that are 0 or 1."""
+    """Each object's mask cropped to its box, at side x side pixels, 0 or 1."""
     regions = torch.cat([objects[:, None].to(boxes), boxes], dim=1)
     shares: Tensor = roi_align(masks[:, None].to(boxes), regions, side, aligned=True)[:, 0]
     return (shares >= 0.5).to(boxes)

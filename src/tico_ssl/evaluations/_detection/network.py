@@ -36,14 +36,14 @@ class Detector(nn.Module):
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
 
     def forward(self, batch: Batch) -> Any:
-        """Losses when training, else what is found in every image: boxes, scores, labels, and masks."""
+        """Losses when training, else the detections in every image: boxes, scores, labels, and masks."""
         features = self.features(batch)
         proposals, losses = self.rpn(batch, features)
         found, further = self.roi_heads(batch, features, proposals)
         return further | losses if self.training else found
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
-        """Maps of the images, by name. On GPUs channels come last, as convolutions in bf16 want them."""
+        """Feature maps by name; channels last on GPUs, which bf16 convolutions prefer."""
         pixels = self.normalised(batch)
         if pixels.is_cuda:
             pixels = pixels.contiguous(memory_format=torch.channels_last)
@@ -51,7 +51,7 @@ class Detector(nn.Module):
         return maps
 
     def normalised(self, batch: Batch) -> Tensor:
-        """Images as pretraining had them; what is beside them is zero, the mean."""
+        """Images normalised as in pretraining; padding is zero, the mean."""
         pixels = (batch.images.float() / 255 - self.mean) / self.std
         rows, columns = (torch.arange(side, device=pixels.device) for side in pixels.shape[-2:])
         height, width = batch.sizes[:, :, None, None].unbind(1)
@@ -60,7 +60,7 @@ class Detector(nn.Module):
 
 
 def build_detector(backbone: Backbone, classes: int, settings: Settings, masks: bool) -> Detector:
-    """A detector whose backbone is a copy of this one and whose other layers are fresh; every layer is trained."""
+    """A detector with a copy of this backbone and new layers; every layer is trained."""
     network = _resnet(backbone)
     widths, strides = _shape(network, backbone.config.channels)
     make = _pyramid if settings.neck == "fpn" else _third_stage
@@ -79,7 +79,7 @@ def _resnet(backbone: Backbone) -> nn.Module:
 
 @torch.no_grad()
 def _shape(network: nn.Module, channels: int) -> tuple[list[int], list[int]]:
-    """Channels and stride of every stage, which a stem for small images makes four times finer: asked, not assumed."""
+    """Channels and stride of every stage, measured: a stem for small images has a four times smaller stride."""
     side = 128
     getter = IntermediateLayerGetter(copy.deepcopy(network).cpu().eval(), {stage: stage for stage in STAGES})
     maps = getter(torch.zeros(1, channels, side, side)).values()

@@ -1,4 +1,4 @@
-"""Outlines of objects as pixels, and back: polygons, COCO's run-length codes, and the small masks of a network."""
+"""Conversion of outlines to masks and back: polygons, COCO's run-length encoding, and a network's small masks."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from tico_ssl.runtime.errors import UserError
 
-PASTE_THRESHOLD = 0.5  # of a pixel's probability to belong to the object
+PASTE_THRESHOLD = 0.5  # probability above which a pixel belongs to the object
 
 
 def coco_tools() -> Any:
-    """pycocotools.mask, or what to install."""
+    """pycocotools.mask, or a UserError that says what to install."""
     try:
         from pycocotools import mask
     except ImportError as error:
@@ -22,19 +22,19 @@ def coco_tools() -> Any:
 
 
 def run_lengths(outline: Any, height: int, width: int) -> Any:
-    """The run-length code of an outline in an image of a size."""
+    """The run-length encoding of an outline in an image of a given size."""
     tools = coco_tools()
     if isinstance(outline, list):
         return tools.merge(tools.frPyObjects(outline, height, width))
     if list(outline["size"]) != [height, width]:
-        raise UserError(f"a run-length code is for {outline['size']} pixels, its image has {[height, width]}")
+        raise UserError(f"a run-length encoding has {outline['size']} pixels, its image has {[height, width]}")
     return tools.frPyObjects(outline, height, width) if isinstance(outline["counts"], list) else outline
 
 
 def pixels(outline: Any, original: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """The object's pixels (height, width), 0 or 1, when its image of the original size is resized.
+    """The object's mask (height, width), 0 or 1, in the resized image.
 
-    Polygons are scaled before they are filled in; codes are decoded and their nearest pixels taken.
+    Polygons are scaled before rasterisation; encoded masks are decoded and resized by nearest neighbour.
     """
     tools = coco_tools()
     if isinstance(outline, list):
@@ -52,9 +52,9 @@ def box_outline(box: tuple[float, float, float, float]) -> list[list[float]]:
 
 
 def pasted(mask: Tensor, box: Tensor, height: int, width: int) -> np.ndarray:
-    """A network's small square mask (side, side) of probabilities, stretched over its box in an image: uint8 0 or 1.
+    """A network's square mask (side, side) of probabilities, resized to its box in an image: uint8 0 or 1.
 
-    Every pixel of the image takes the bilinear value at its centre, and nothing outside the box is set.
+    Every pixel takes the bilinear value at its centre; nothing outside the box is set.
     """
     full = np.zeros((height, width), dtype=np.uint8)
     left, top, right, bottom = box.tolist()
@@ -71,5 +71,5 @@ def pasted(mask: Tensor, box: Tensor, height: int, width: int) -> np.ndarray:
 
 
 def encoded(masks: list[np.ndarray]) -> list[dict[str, Any]]:
-    """Run-length codes of pixels."""
+    """Run-length encodings of masks."""
     return [coco_tools().encode(np.asfortranarray(mask)) for mask in masks]

@@ -1,4 +1,4 @@
-"""Images with the objects in them, in one form whatever the folder's layout, and the two splits of a folder."""
+"""Images with annotated objects, in one form for all layouts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +12,8 @@ Rule = Literal["coco", "voc", "voc2007"]
 
 class Instance(NamedTuple):
     """One object: its class (from 1; 0 is background), its box (left, top, right, bottom) in pixels, and its outline as
-    COCO writes it: polygons, or a run-length code. A crowd is neither trained on nor a miss; a difficult object (VOC)
-    is trained on and no miss."""
+    in COCO: polygons, or a run-length encoding. A crowd is excluded from training and from scoring; a difficult object
+    (VOC) is trained on but excluded from scoring."""
 
     label: int
     box: tuple[float, float, float, float]
@@ -24,7 +24,7 @@ class Instance(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """An image file, its size, and what is in it."""
+    """An image file, its size, and its objects."""
 
     file: Path
     width: int
@@ -32,7 +32,7 @@ class Picture(NamedTuple):
     instances: tuple[Instance, ...]
 
     def trainable(self) -> list[Instance]:
-        """The objects to train on, boxes cut off at the border; what has no area is left out."""
+        """The objects to train on, boxes clipped at the border; those without area are left out."""
         kept = []
         for instance in self.instances:
             left, top, right, bottom = instance.box
@@ -44,7 +44,7 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class Pictures:
-    """A split: its images, its classes, and the rule by which detections in it are scored."""
+    """A split: its images, its classes, and the scoring rule."""
 
     name: str
     pictures: Sequence[Picture]
@@ -55,22 +55,22 @@ class Pictures:
         return len(self.pictures)
 
     def first(self, count: int) -> "Pictures":
-        """So many of them."""
+        """The first `count` pictures."""
         return replace(self, pictures=self.pictures[:count])
 
     def spread(self, count: int) -> "Pictures":
-        """So many of them, at equal distances: those at the beginning of a list may be of one kind."""
+        """`count` evenly spaced pictures: those at the beginning of a list may be of one kind."""
         every = max(1.0, len(self) / max(1, count))
         return replace(self, pictures=[self.pictures[int(number * every)] for number in range(min(count, len(self)))])
 
     @property
     def has_outlines(self) -> bool:
-        """Whether any object has one."""
+        """Whether any object has an outline."""
         return any(instance.outline for picture in self.pictures for instance in picture.instances)
 
 
 class Listing:
-    """Tells whether files exist by looking through every folder once: a data set has many files in few folders."""
+    """Tells whether files exist by listing every folder once: a data set has many files in few folders."""
 
     def __init__(self) -> None:
         self._names: dict[Path, set[str]] = {}
@@ -82,7 +82,7 @@ class Listing:
         return file.name in self._names[file.parent]
 
     def require(self, file: Path, where: Path) -> Path:
-        """The file, or a line that says who names it."""
+        """The file, or a UserError that names the annotation file."""
         if file not in self:
             raise UserError(f"{file}: no such image, but {where} names it")
         return file

@@ -1,4 +1,4 @@
-"""What a detector finds in images, in the images' own pixels; several processes share the images."""
+"""Detections in the pixels of the original images; several processes share the images."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import autocast
 from tico_ssl.runtime.progress import track
 
-PORTION = 512  # images whose small masks lie in memory before they are pasted
+CHUNK = 512  # images whose small masks are in memory before they are pasted
 
 
 @torch.no_grad()
@@ -29,12 +29,12 @@ def find_objects(
     precision: torch.dtype,
     label: str | None = None,
 ) -> list[Found]:
-    """What is found in every picture, in their order; the same list in every process."""
+    """Detections in every picture, in their order; the same list in every process."""
     training, world, rank = detector.training, distributed.world_size(), distributed.rank()
     detector.eval()
     mine = pictures[rank::world]
     maker = Maker(channels, settings.longest, masks=False)
-    # One at a time: in a batch, what is found in an image would depend on how much the others make it be padded.
+    # One at a time: in a batch, detections would depend on the padding, and so on the other images.
     tasks = [Task(picture, settings.test_size, False) for picture in mine]
     every = range(len(mine))
     made = batches(lambda number: [maker(tasks[number])], every, settings.workers, maker.most_bytes, device)
@@ -44,7 +44,7 @@ def find_objects(
         with autocast(device, precision):
             (result,) = detector(batch)
         seen.append({name: value.float().cpu() for name, value in result.items()} | {"size": batch.sizes[0].cpu()})
-        if len(seen) == PORTION or number == len(mine):
+        if len(seen) == CHUNK or number == len(mine):
             found += in_originals(seen, mine[number - len(seen) : number], settings.workers)
             seen.clear()
     detector.train(training)
@@ -56,7 +56,7 @@ Seen = dict[str, Tensor]
 
 
 def in_originals(seen: Sequence[Seen], pictures: Sequence[Picture], workers: int | None) -> list[Found]:
-    """What a detector found in resized images (of `size`), in the pixels of the images on disk."""
+    """Detections in resized images (of `size`), converted to the pixels of the original images."""
 
     def found(number: int) -> Found:
         return in_original(seen[number], pictures[number].height, pictures[number].width)

@@ -1,4 +1,4 @@
-"""What the two evaluations share: a context with pictures instead of labelled images, and the comparison."""
+"""Shared by the two evaluations: a context with annotated pictures, and the comparison with a random backbone."""
 
 import hashlib
 import json
@@ -24,12 +24,12 @@ from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.progress import say
 
-POLL_SECONDS = 5.0  # between two looks whether another command is done
+POLL_SECONDS = 5.0  # between checks whether another command is done
 
 
 @dataclass
 class PictureContext:
-    """A backbone to evaluate and pictures with objects. Detectors are kept in the backbone's own folder."""
+    """A backbone to evaluate and annotated pictures. Detectors are kept in the backbone's folder."""
 
     subject: Subject
     splits: Splits
@@ -50,13 +50,13 @@ def open_picture_context(run: str | Path, data: Given | None = None) -> PictureC
 
 
 def compare(context: PictureContext, settings: Settings, masks: bool) -> Result:
-    """The same training with the pretrained backbone and with a random one. The same command goes on where it was."""
+    """The same training with the pretrained backbone and with a random one. Interrupted, the same command resumes."""
     begun = time.perf_counter()
     splits, subject = context.splits, context.subject
     if splits.train.rule == "coco" or masks:
         coco_tools()
     if masks and not all(split.has_outlines for split in (splits.train, splits.test)):
-        raise UserError(f"{context.source}: segmentation needs outlines of objects, and there are none")
+        raise UserError(f"{context.source}: segmentation needs outlines of objects; there are none")
     home = subject.home / context.protocol / _name(context, settings)
     if distributed.is_main():
         home.mkdir(parents=True, exist_ok=True)
@@ -87,10 +87,10 @@ def compare(context: PictureContext, settings: Settings, masks: bool) -> Result:
 
 @contextmanager
 def claim(home: Path, names: Sequence[str]) -> Iterator[str]:
-    """One of the names that no other command is at work on, as soon as there is one, and for as long as this lasts.
+    """Yields a name that no other command is working on, as soon as there is one, and locks it meanwhile.
 
-    So the same command, given twice, trains both backbones at a time, and each ends with both results. Where the system
-    has no locks that end with their process, every name is free.
+    So the same command, started twice, trains both backbones in parallel, and each ends with both results. Where the
+    system has no file locks, every name is free.
     """
     with ExitStack() as stack:
         told = False
@@ -103,7 +103,7 @@ def claim(home: Path, names: Sequence[str]) -> Iterator[str]:
 
 
 def _free(home: Path, names: Sequence[str], stack: ExitStack) -> str | None:
-    """The first name that is not locked, which it is from now on. The main process decides."""
+    """Lock and return the first free name. The main process decides."""
     if not distributed.is_main():
         return None
     try:
@@ -119,13 +119,13 @@ def _free(home: Path, names: Sequence[str], stack: ExitStack) -> str | None:
             file.close()
         else:
             stack.enter_context(file)
-            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)  # closing alone would leave it to forked workers
+            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)  # closing alone would leave the lock to forked workers
             return name
     return None
 
 
 def _name(context: PictureContext, settings: Settings) -> str:
-    """A short name for all that decides the weights, so that another setting begins anew beside this one."""
+    """A short name for everything that determines the weights, so that other settings start a new training."""
     decisive: Sequence[Any] = [
         settings.model_dump(mode="json", exclude=RESULTLESS),
         str(Path(context.source).expanduser().resolve()),

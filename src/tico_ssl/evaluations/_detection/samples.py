@@ -1,4 +1,4 @@
-"""What a detector is fed: resized images with their boxes and masks, in an order that the seed and the step decide."""
+"""Input of a detector: resized images with boxes and masks, in an order given by seed and step."""
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import NamedTuple
@@ -18,23 +18,23 @@ from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.randomness import generator
 
-Target = dict[str, Tensor]  # boxes, labels, and with masks also masks, and masked: whether there is one
-PADDED_TO = 32  # pixels of the coarsest map's cell
-NO_BOX = (0.0, 0.0, 1.0, 1.0)  # stands where an image has fewer objects than another; its class is 0
-LEAST_SIDE = 1e-3  # pixels of a box
+Target = dict[str, Tensor]  # boxes, labels; with masks also `masks` and `masked` (whether an object has one)
+PADDED_TO = 32  # pixels: the coarsest stride
+NO_BOX = (0.0, 0.0, 1.0, 1.0)  # padding where an image has fewer objects than another; its class is 0
+LEAST_SIDE = 1e-3  # pixels
 
 
 class Sample(NamedTuple):
-    """An image (uint8) as the network gets it, and the objects to train on."""
+    """A uint8 image as the network gets it, and the objects to train on."""
 
     image: Tensor
     target: Target
 
 
 class Batch(NamedTuple):
-    """Images of a step in one piece (N, C, H, W), uint8, with nothing to the right of them and below, their sizes
-    (height, width), and their objects: boxes (N, M, 4), classes (N, M; 0: no object), which mask is whose (N, M; -1:
-    none has), and the masks (K, H, bytes), eight pixels a byte."""
+    """Images of a step (N, C, H, W), uint8, padded at the right and bottom, their sizes (height, width), and their
+    objects: boxes (N, M, 4), classes (N, M; 0: no object), mask indices (N, M; -1: none), and bit-packed masks (K, H,
+    bytes)."""
 
     images: Tensor
     sizes: Tensor
@@ -51,7 +51,7 @@ class Batch(NamedTuple):
 def collate(samples: Sequence[Sample]) -> Batch:
     """Samples as one batch.
 
-    Beyond its image a mask goes on as it ends, so that a cut at the image's border is the same as without padding.
+    Masks are padded by replication, so that a crop at the image's border is the same as without padding.
     """
     targets, sizes = [one.target for one in samples], [one.image.shape[-2:] for one in samples]
     height, width = (-(-max(sides) // PADDED_TO) * PADDED_TO for sides in zip(*sizes))
@@ -75,13 +75,13 @@ def collate(samples: Sequence[Sample]) -> Batch:
 
 
 def unpacked(batch: Batch) -> Tensor:
-    """The masks of a batch, 0 or 1 a pixel (K, H, W)."""
+    """The masks of a batch (K, H, W), 0 or 1."""
     shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=batch.masks.device)
     return (batch.masks[..., None] >> shifts & 1).flatten(-2)
 
 
 class Task(NamedTuple):
-    """What is to be made of a picture."""
+    """A picture with its augmentation."""
 
     picture: Picture
     shorter: int
@@ -89,18 +89,18 @@ class Task(NamedTuple):
 
 
 class Maker:
-    """Makes samples: reads, resizes, mirrors."""
+    """Makes samples: reads, resizes, flips."""
 
     def __init__(self, channels: int, longest: int, masks: bool) -> None:
         self.channels, self.longest, self.masks = channels, longest, masks
 
     @property
     def most_bytes(self) -> int:
-        """Of an image with its padding."""
+        """Size of a padded image, at most."""
         return self.channels * (-(-self.longest // PADDED_TO) * PADDED_TO) ** 2
 
     def __call__(self, task: Task) -> Sample:
-        """A sample, the same for the same task."""
+        """A sample; deterministic in the task."""
         picture = task.picture
         image = decode(picture.file, self.channels)
         original = (image.shape[-2], image.shape[-1])
@@ -120,7 +120,7 @@ class Maker:
         instances = picture.trainable()
         scale = torch.tensor([size[1] / original[1], size[0] / original[0]]).repeat(2)
         boxes = torch.tensor([i.box for i in instances], dtype=torch.float32).reshape(-1, 4) * scale
-        solid = (boxes[:, 2:] - boxes[:, :2] > LEAST_SIDE).all(1)  # the logarithm of a side must be finite
+        solid = (boxes[:, 2:] - boxes[:, :2] > LEAST_SIDE).all(1)  # the log of a side must be finite
         instances, boxes = [one for one, kept in zip(instances, solid.tolist()) if kept], boxes[solid]
         target = {
             "boxes": boxes,
@@ -139,13 +139,13 @@ class Maker:
 
 
 def resized_shape(height: int, width: int, shorter: int, longest: int) -> tuple[int, int]:
-    """The shorter side gets so many pixels, unless the longer one would have too many."""
+    """The shorter side at this size, unless the longer one would exceed its limit."""
     scale = min(shorter / min(height, width), longest / max(height, width))
     return max(1, int(height * scale + 0.5)), max(1, int(width * scale + 0.5))
 
 
 def mirrored(image: Tensor, target: Target) -> tuple[Tensor, Target]:
-    """Left and right exchanged."""
+    """Horizontal flip."""
     width = image.shape[-1]
     boxes = target["boxes"][:, [2, 1, 0, 3]]
     boxes[:, 0::2] = width - boxes[:, 0::2]
@@ -156,7 +156,7 @@ def mirrored(image: Tensor, target: Target) -> tuple[Tensor, Target]:
 
 
 class TrainingSamples:
-    """The training images of this process, step by step: every image once before any comes again."""
+    """The training images of this process, step by step, in a new random order every epoch."""
 
     def __init__(self, pictures: Sequence[Picture], maker: Maker, settings: Settings) -> None:
         world = distributed.world_size()
@@ -167,7 +167,7 @@ class TrainingSamples:
         self._orders: dict[int, list[int]] = {}
 
     def tasks(self, step: int) -> list[Task]:
-        """Of this process in one step: a function of the seed and the step."""
+        """The tasks of this process in one step: a function of seed and step."""
         settings = self.settings
         size, flip = torch.rand(2, settings.batch_size, generator=generator(settings.seed, "views", step)).tolist()
         first = distributed.rank() * self.local
@@ -181,12 +181,12 @@ class TrainingSamples:
         ]
 
     def iterate(self, start: int, stop: int, device: torch.device) -> Generator[Batch]:
-        """The batches of every step from one to another on a device, made ahead."""
+        """Batches of the steps from `start` to `stop` on a device, loaded ahead."""
         steps, most = range(start, stop), self.local * self.maker.most_bytes
         return batches(lambda step: map(self.maker, self.tasks(step)), steps, self.settings.workers, most, device)
 
     def _place(self, number: int) -> int:
-        """The image that comes as this number, counted from the beginning of training."""
+        """The index of the n-th image since the beginning of training."""
         epoch, position = divmod(number, len(self.pictures))
         if epoch not in self._orders:
             order = torch.randperm(len(self.pictures), generator=generator(self.settings.seed, "order", epoch))
@@ -201,7 +201,7 @@ def batches(
     capacity: int,
     device: torch.device,
 ) -> Generator[Batch]:
-    """A batch of the samples of each number, in order, made ahead and sent to a device."""
+    """Batches of samples on a device, in order, loaded ahead by worker processes."""
 
     def arrays(number: int) -> list[np.ndarray]:
         return [value.numpy() for value in collate(list(samples_of(number)))]
@@ -212,5 +212,5 @@ def batches(
 
 
 def workers_for(numbers: range, workers: int | None) -> int:
-    """As many as were asked for, or one for each processor, and no more than there is work for."""
+    """The configured number of workers, or one per processor; at most one per number."""
     return max(1, min(workers or default_workers(), len(numbers)))

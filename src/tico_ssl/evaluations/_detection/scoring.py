@@ -1,4 +1,4 @@
-"""Average precision of detections: COCO's by pycocotools, VOC's as detectron2 computes it. In per cent."""
+"""Average precision of detections in per cent: COCO's by pycocotools, VOC's as in detectron2."""
 
 import contextlib
 import io
@@ -13,12 +13,12 @@ from tico_ssl.evaluations._detection.pictures import Instance, Picture, Pictures
 from tico_ssl.runtime.errors import UserError
 
 Numbers = dict[str, float]
-THRESHOLDS = np.arange(50, 100, 5)  # per cent of overlap, over whose mean AP is taken
+THRESHOLDS = np.arange(50, 100, 5)  # IoU in per cent; AP is the mean over these
 
 
 @dataclass(frozen=True)
 class Found:
-    """What was found in an image: boxes (N, 4) in its pixels, scores, classes, and masks as run-length codes."""
+    """Detections in an image: boxes (N, 4) in its pixels, scores, classes, and masks as run-length encodings."""
 
     boxes: np.ndarray
     scores: np.ndarray
@@ -27,7 +27,7 @@ class Found:
 
 
 def score(pictures: Pictures, found: Sequence[Found], masks: bool) -> Numbers:
-    """All numbers of a split, by its own rule."""
+    """All metrics of a split, by its scoring rule."""
     if pictures.rule != "coco":
         return voc_scores(pictures.pictures, found, len(pictures.classes), pictures.rule == "voc2007")
     numbers = coco_scores(pictures.pictures, found, len(pictures.classes), "bbox")
@@ -39,22 +39,21 @@ def coco_scores(
 ) -> Numbers:
     """COCO's AP, AP50 and AP75 of boxes or masks.
 
-    For masks, an object without an outline counts as a crowd in its box: what is found there is neither right nor
-    wrong.
+    For masks, an object without an outline counts as a crowd: detections in its box are ignored.
     """
     coco_tools()
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
     results = [row for image, one in enumerate(found, 1) for row in _result_rows(image, one, kind)]
-    at = np.full((len(THRESHOLDS), 1), -1.0)  # precision by threshold; -1 where there is no object of a class
+    at = np.full((len(THRESHOLDS), 1), -1.0)  # AP by threshold; -1 where a class has no object
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its tables
         truth = COCO()
         truth.dataset = coco_truth(pictures, classes, kind)
         truth.createIndex()
         if results:
             evaluation = COCOeval(truth, truth.loadRes(results), kind)
-            # Objects of all sizes and 100 detections an image: the rest of its table is not wanted, and takes longer.
+            # Only all sizes and 100 detections per image: the rest of its table is not needed, and takes longer.
             wanted = evaluation.params
             wanted.areaRng, wanted.areaRngLbl, wanted.maxDets = wanted.areaRng[:1], wanted.areaRngLbl[:1], [100]
             evaluation.evaluate()
@@ -107,7 +106,7 @@ def _result_rows(image: int, found: Found, kind: str) -> list[dict[str, Any]]:
 
 
 def voc_scores(pictures: Sequence[Picture], found: Sequence[Found], classes: int, eleven_points: bool) -> Numbers:
-    """VOC's average precision at overlaps .50 to .95, its mean, at .50 and at .75; classes without objects left out."""
+    """VOC's average precision at IoU .50 to .95, its mean, at .50 and at .75; classes without objects are left out."""
     everything = [voc_matches(pictures, found, label) for label in range(1, classes + 1)]
     there = [matches for matches in everything if matches.objects]
     if not there:
@@ -120,7 +119,7 @@ def voc_scores(pictures: Sequence[Picture], found: Sequence[Found], classes: int
 
 
 class Match(NamedTuple):
-    """A detection, the object of its image that it overlaps most (as a pair of numbers), and whether that is hard."""
+    """A detection, the object that it overlaps most (image and index), and whether that is difficult."""
 
     overlap: float
     object: tuple[int, int]
@@ -128,14 +127,14 @@ class Match(NamedTuple):
 
 
 class Matches(NamedTuple):
-    """The detections of one class by falling score, and how many objects there are to find."""
+    """The detections of one class in descending order of score, and the number of objects to find."""
 
     objects: int
     detections: list[Match]
 
 
 def voc_matches(pictures: Sequence[Picture], found: Sequence[Found], label: int) -> Matches:
-    """What every detection of a class overlaps most."""
+    """Match every detection of a class to the object that it overlaps most."""
     objects, rows = 0, []
     for image, (picture, one) in enumerate(zip(pictures, found, strict=True)):
         truth = [instance for instance in picture.instances if instance.label == label]
@@ -149,9 +148,9 @@ def voc_matches(pictures: Sequence[Picture], found: Sequence[Found], label: int)
 
 
 def voc_ap(matches: Matches, threshold: float, eleven_points: bool) -> float:
-    """A detection is right if it overlaps its object by more than the threshold and none before it took the object.
+    """A detection is correct if its IoU exceeds the threshold and no better-scored detection took the object.
 
-    Detections of difficult objects are neither right nor wrong.
+    Detections of difficult objects are ignored.
     """
     taken: set[tuple[int, int]] = set()
     right, wrong = np.zeros(len(matches.detections)), np.zeros(len(matches.detections))
@@ -167,7 +166,7 @@ def voc_ap(matches: Matches, threshold: float, eleven_points: bool) -> float:
 
 
 def inclusive_overlap(truth: Sequence[float], box: Sequence[float] | np.ndarray) -> float:
-    """Intersection over union in VOC's pixels: the first is number 1, and the last one belongs to the box."""
+    """Intersection over union in VOC's pixels: numbered from 1, the last one inclusive."""
     a, b = ((x0 + 1, y0 + 1, x1, y1) for x0, y0, x1, y1 in (truth, box))
     width = max(0.0, min(a[2], b[2]) - max(a[0], b[0]) + 1)
     height = max(0.0, min(a[3], b[3]) - max(a[1], b[1]) + 1)

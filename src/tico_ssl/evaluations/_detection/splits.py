@@ -1,4 +1,4 @@
-"""The pictures that a detector learns from and is tested on, in COCO's or VOC's layout."""
+"""Training and test pictures in COCO's or VOC's layout."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +12,11 @@ from tico_ssl.evaluations._detection.voc import find_voc, open_voc
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.randomness import generator
 
-HELD_OUT = 0.2  # of the images, where there is no split to test on
+HELD_OUT = 0.2  # fraction of the images, where there is no test split
 
 
 class Splits(NamedTuple):
-    """What is trained on, what is tested on, and how they were chosen."""
+    """Training pictures, test pictures, and how they were split."""
 
     train: Pictures
     test: Pictures
@@ -24,7 +24,7 @@ class Splits(NamedTuple):
 
 
 def open_pictures(root: str | Path, seed: int) -> Splits:
-    """Both splits of a folder in COCO's or VOC's layout. Where there is none to test on, images are held out."""
+    """Both splits of a folder in COCO's or VOC's layout. Without a test split, images are held out."""
     folder = Path(root).expanduser()
     if not folder.is_dir():
         raise UserError(f"{root}: no such folder; detection needs one in COCO's or VOC's layout")
@@ -45,7 +45,7 @@ def open_pictures(root: str | Path, seed: int) -> Splits:
     train = replace(train, pictures=[picture for picture in train.pictures if picture.trainable()])
     for split in (train, test):
         if not any(picture.trainable() for picture in split.pictures):
-            raise UserError(f"{split.name}: there is no object in any image")
+            raise UserError(f"{split.name}: no image has an object")
     return Splits(train, test, how)
 
 

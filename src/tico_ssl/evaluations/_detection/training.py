@@ -1,4 +1,4 @@
-"""Training a detector, and scoring it before, during and after."""
+"""Training of a detector, and its evaluation before, during and after."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +36,7 @@ from tico_ssl.training.step import Outcome
 
 @dataclass(frozen=True)
 class Job:
-    """A detector to train: its data, its settings, and the folder where checkpoint, metrics and picture lie."""
+    """A detector to train: data, settings, and the folder of its checkpoint, metrics and picture."""
 
     name: str
     splits: Splits
@@ -59,7 +59,7 @@ class Job:
 
 
 def train(job: Job, backbone: Backbone) -> Numbers:
-    """Train a detector on a backbone, or go on where its checkpoint is, and return its scores at the end."""
+    """Train a detector on a backbone, or resume from its checkpoint, and return its final scores."""
     settings = job.settings
     detector = make_detector(job, backbone)
     optimizer = make_optimizer(detector, settings)
@@ -71,14 +71,14 @@ def train(job: Job, backbone: Backbone) -> Numbers:
         with moments.clock.pause():
             moments.score(begin.step)
     detector.train()
-    course = Course(begin.step, settings.iterations, settings.seed, job.name, "; the same command goes on")
+    course = Course(begin.step, settings.iterations, settings.seed, job.name, "; the same command continues")
     batches = feed.iterate(begin.step, settings.iterations, job.device)
     loop.train(course, batches, moments.hooks(parallel(detector)), moments.clock, moments.display)
     return moments.scores
 
 
 class _Moments:
-    """What the training of a detector does at its moments. `scores` are the latest ones."""
+    """The loop's callbacks in the training of a detector. `scores` are the latest ones."""
 
     def __init__(
         self, job: Job, detector: Detector, optimizer: Optimizer, feed: TrainingSamples, begin: Position
@@ -126,7 +126,7 @@ class _Moments:
             self.detector.train()
 
     def score(self, done: int) -> None:
-        """Write down and say the scores after so many iterations."""
+        """Log the scores after `done` iterations."""
         self.scores = measure(self.job, self.detector, self.feed, done)
         self.journal.write({"step": done, **self.scores, "seconds": self.clock.seconds})
         text = "  ".join(f"{name} {value:.1f}" for name, value in self.scores.items())
@@ -140,7 +140,7 @@ class _Moments:
 
 
 def make_detector(job: Job, backbone: Backbone) -> Detector:
-    """On its device, with statistics of BatchNorm over all processes; new layers depend on the seed alone."""
+    """On its device, with BatchNorm statistics over all processes; new layers depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(job.settings.seed, "weights", 1))
         detector = build_detector(backbone, len(job.splits.train.classes), job.settings, job.masks)
@@ -150,7 +150,7 @@ def make_detector(job: Job, backbone: Backbone) -> Detector:
 
 
 def make_optimizer(detector: nn.Module, settings: Settings) -> Optimizer:
-    """SGD with momentum, or AdamW; normalisation layers have no decay, biases do."""
+    """SGD with momentum, or AdamW; no weight decay on normalisation layers, but on biases."""
     norms = {id(p) for m in detector.modules() if isinstance(m, _BatchNorm) for p in m.parameters()}
     groups = decay_groups(detector.parameters(), settings.weight_decay, is_plain=lambda p: id(p) in norms)
     momentum = {"momentum": settings.momentum} if settings.optimizer == "sgd" else {}
@@ -171,7 +171,7 @@ def make_step(
 
 
 class _Normalised(nn.Module):
-    """The part of a detector that has BatchNorm, as a function of one argument, for its calibration."""
+    """The part of a detector with BatchNorm, as a function of one argument, for its calibration."""
 
     def __init__(self, detector: Detector, device: torch.device, precision: torch.dtype) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ class _Normalised(nn.Module):
 
 
 def measure(job: Job, detector: Detector, feed: TrainingSamples, step: int) -> Numbers:
-    """Scores on the test images, and on training images where that is wanted; the last time also the picture."""
+    """Scores on the test images, and on training images if configured; at the last step also the picture."""
     settings, numbers = job.settings, Numbers()
     if settings.precise_norm:
         torch.manual_seed(derived_seed(settings.seed, "network", step, distributed.rank(), 1))

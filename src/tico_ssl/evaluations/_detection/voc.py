@@ -1,6 +1,6 @@
-"""PASCAL VOC as it is handed out: VOCdevkit with VOC2007 and VOC2012.
+"""PASCAL VOC as distributed: VOCdevkit with VOC2007 and VOC2012.
 
-Trained on trainval of all years, tested on test of 2007. Without that list: trained on train, tested on val.
+Trained on trainval of all years, tested on test of 2007. Without the test list: trained on train, tested on val.
 """
 
 import re
@@ -16,7 +16,7 @@ YEARS = ("VOC2007", "VOC2012")
 
 
 def find_voc(root: Path) -> Path | None:
-    """The folder that holds the years, for VOCdevkit, the folder around it, or one year."""
+    """The folder of the years; accepts VOCdevkit, its parent folder, or one year."""
     places = (root, root / "VOCdevkit", *([root.parent] if root.name in YEARS else []))
     return next((place for place in places if any((place / year / "Annotations").is_dir() for year in YEARS)), None)
 
@@ -64,7 +64,7 @@ def _instance(node: ElementTree.Element, file: Path) -> Instance:
     name = _text(node, "name")
     if name not in VOC_CLASSES:
         raise UserError(f"{file}: VOC has no class '{name}'{suggestion(name, VOC_CLASSES)}")
-    # The first pixel is number 1 and the last one belongs to the box.
+    # Pixels are numbered from 1, and the last one belongs to the box.
     left, top, right, bottom = (float(_text(node, f"bndbox/{side}")) for side in ("xmin", "ymin", "xmax", "ymax"))
     box = (left - 1, top - 1, right, bottom)
     difficult = (node.findtext("difficult") or "0").strip() == "1"

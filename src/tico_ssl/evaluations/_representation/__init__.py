@@ -1,4 +1,4 @@
-"""What can be said of a cloud of features: who is near whom, how many dimensions it fills, what moves it.
+"""Geometry of features: neighbours, effective dimensions, robustness.
 
 The protocols that report it, with their settings, are the files of `evaluations/`.
 """

@@ -1,4 +1,4 @@
-"""Features of augmented views: several of each image, the same views for every backbone."""
+"""Features of augmented views: several per image, the same views for every backbone."""
 
 import torch
 from torch import Tensor
@@ -16,17 +16,17 @@ from tico_ssl.runtime.progress import track
 from tico_ssl.runtime.randomness import generator
 from tico_ssl.views.executor import Views
 
-DRAW = 10  # the number, among those of the purpose "probe", of these views' draws
+DRAW = 10  # random stream of these views within the purpose "probe"
 
 
 def views_of_images(context: Context, settings: ViewSettings, number: int) -> dict[str, Tensor]:
-    """For each backbone the features (images, number, width) of so many views of each image."""
+    """For each backbone the features (images, number, width) of `number` views per image."""
     policies = _policies(context, settings.policy)
     chosen = [policies[i % len(policies)] for i in range(number)]
     backbone = next(iter(context.backbones.values()))
     source = context.training_images(shorter_side(chosen, backbone.image_size)).limited(settings.images)
     if len(source) < 2:
-        raise UserError(f"{context.protocol} compares images, and there is {len(source)}")
+        raise UserError(f"{context.protocol} compares images; there is only {len(source)}")
     made = []
     for place, policy in enumerate(chosen):
         key = ("view", place, policy, settings.images, settings.seed)
@@ -40,7 +40,7 @@ def views_of_images(context: Context, settings: ViewSettings, number: int) -> di
 
 
 def _policies(context: Context, name: str | None) -> list[ViewPolicy]:
-    """Those whose views are images of the size that the backbone takes; they take turns."""
+    """Policies whose views have the backbone's input size; they take turns."""
     size = next(iter(context.backbones.values())).image_size
     if name is None and context.run is not None:
         given = list(open_run(context.run).recipe().views)
@@ -63,7 +63,7 @@ def _one_view(
     device: torch.device,
     label: str,
 ) -> dict[str, Tensor]:
-    """A view of every image through every backbone, in evaluation mode. It depends on nothing but seed and number."""
+    """A view of every image through every backbone, in evaluation mode; a function of seed and number."""
     like = next(iter(backbones.values()))
     make = Views([policy], like.image_size, like.mean, like.std)
     features: dict[str, list[Tensor]] = {name: [] for name in backbones}
@@ -76,5 +76,5 @@ def _one_view(
         for name, backbone in backbones.items():
             features[name].append(backbone(view).cpu())
     if not any(features.values()):
-        raise UserError(f"{source.name}: not one of the {len(source)} images can be read")
+        raise UserError(f"{source.name}: none of the {len(source)} images can be read")
     return {name: torch.cat(parts) for name, parts in features.items()}

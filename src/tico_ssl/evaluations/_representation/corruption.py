@@ -1,8 +1,8 @@
 """Common corruptions of images, as pure functions on batches of uint8 (N, C, H, W).
 
-Kinds and severities are those of Hendrycks and Dietterich (2019), for the nearest size that they defined: CIFAR-10-C up
-to 32 pixels, Tiny ImageNet-C up to 64, ImageNet-C above. What needs photographs of frost, ImageMagick or OpenCV is not
-here. Values are rounded to bytes, where theirs are cut off.
+Types and severities are those of Hendrycks and Dietterich (2019) for the nearest image size: CIFAR-10-C up to 32
+pixels, Tiny ImageNet-C up to 64, ImageNet-C above. Corruptions that need photographs of frost, ImageMagick or OpenCV
+are left out. Values are rounded to bytes, where theirs are truncated.
 """
 
 import io
@@ -18,11 +18,11 @@ from torch import Tensor
 from tico_ssl.evaluations._representation.settings import SIZES, STRENGTHS
 from tico_ssl.runtime.errors import UserError, suggestion
 
-TRUNCATE = 4.0  # standard deviations, beyond which a Gaussian is cut off
+TRUNCATE = 4.0  # standard deviations at which a Gaussian is truncated
 
 
 def strength(name: str, severity: int, size: int) -> float:
-    """The parameter of a corruption for images of a size."""
+    """The parameter of a corruption for an image size."""
     if name not in STRENGTHS:
         raise UserError(f"no corruption is called '{name}'{suggestion(name, STRENGTHS)}")
     row = next((i for i, known in enumerate(SIZES) if size <= known), len(SIZES) - 1)
@@ -30,7 +30,7 @@ def strength(name: str, severity: int, size: int) -> float:
 
 
 def corrupt(images: Tensor, name: str, severity: int, generator: torch.Generator) -> Tensor:
-    """Corrupted images, uint8 as before and on the CPU; the generator's state decides the noise."""
+    """Corrupted images, uint8 as before and on the CPU; the generator's state determines the noise."""
     amount = strength(name, severity, max(images.shape[-2:]))
     if name in ON_BYTES:
         return ON_BYTES[name](images, amount)
@@ -46,13 +46,13 @@ def _shot_noise(x: Tensor, photons: float, generator: torch.Generator) -> Tensor
 
 
 def _impulse_noise(x: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Salt and pepper: so many of the values become one or zero, with equal chances."""
+    """Salt and pepper: this fraction of the values becomes one or zero, with equal probability."""
     drawn = torch.rand(x.shape, generator=generator)
     return torch.where(drawn < share, (drawn < share / 2).to(x.dtype), x)
 
 
 def _gaussian_blur(x: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
-    """Separable; beyond the edge the outermost pixel goes on."""
+    """Separable, with replicated edges."""
     radius = int(TRUNCATE * sigma + 0.5)
     kernel = torch.exp(-0.5 * (torch.arange(-radius, radius + 1) / sigma).square())
     kernel = kernel / kernel.sum()
@@ -61,13 +61,13 @@ def _gaussian_blur(x: Tensor, sigma: float, generator: torch.Generator) -> Tenso
 
 
 def _contrast(x: Tensor, factor: float, generator: torch.Generator) -> Tensor:
-    """About the mean of each channel."""
+    """Scales the difference from each channel's mean."""
     mean = x.mean(dim=(2, 3), keepdim=True)
     return (x - mean) * factor + mean
 
 
 def _brightness(x: Tensor, added: float, generator: torch.Generator) -> Tensor:
-    """Added to the value of HSV, which is the largest channel; hue and saturation stay."""
+    """Added to the value in HSV, which is the largest channel; hue and saturation stay."""
     value = x.amax(dim=1, keepdim=True)
     brighter = (value + added).clamp_max(1)
     return torch.where(value > 0, x * (brighter / value.clamp_min(1e-6)), brighter)
@@ -90,7 +90,7 @@ def _pixelate(images: Tensor, share: float) -> Tensor:
 
 
 def _each(images: Tensor, change: Callable[[Image.Image], Image.Image]) -> Tensor:
-    """Every image through Pillow; of images without colours, every channel."""
+    """RGB images through Pillow; of other images every channel by itself."""
     if images.shape[1] == 3:
         pictures = (Image.fromarray(image) for image in images.permute(0, 2, 3, 1).contiguous().numpy())
         return torch.from_numpy(np.stack([np.asarray(change(p)) for p in pictures])).permute(0, 3, 1, 2).contiguous()

@@ -1,4 +1,4 @@
-"""The projector of a run, which is thrown away after training: where the loss acts, and where collapse begins."""
+"""The projector of a run, which is dropped after training: where the loss acts, and where collapse begins."""
 
 import copy
 import pickle
@@ -16,14 +16,14 @@ from tico_ssl.runtime.progress import say
 from tico_ssl.runtime.randomness import derived_seed
 
 CHUNK = 4_096
-CALIBRATION = 2_560  # features for the untrained projector's BatchNorm, as many as images for its backbone's
+CALIBRATION = 2_560  # features to calibrate the untrained projector's BatchNorm, like its backbone's
 
 
 @torch.no_grad()
 def embeddings(context: Context, features: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What the projectors, trained and untrained, make of features (..., width): embeddings (..., dim) of length one.
+    """Unit-length embeddings (..., dim) of features (..., width) by the trained and the untrained projector.
 
-    Empty where there is no run, its method has no projector, or its checkpoint has been deleted.
+    Empty if there is no run, its method has no projector, or its checkpoint has been deleted.
     """
     found = {}
     for name, projector in _projectors(context).items():
@@ -45,7 +45,7 @@ def _read(context: Context) -> dict[str, nn.Module]:
         return {}
     run = open_run(context.run)
     if not run.checkpoint_file.is_file():
-        say(f"no numbers of the embedding: {run.checkpoint_file} is not there")
+        say(f"no metrics of the embedding: {run.checkpoint_file} does not exist")
         return {}
     method = _fresh(context)
     if method.projector is None:
@@ -54,7 +54,7 @@ def _read(context: Context) -> dict[str, nn.Module]:
     try:
         method.load_state_dict(torch.load(run.checkpoint_file, map_location="cpu", weights_only=True)["method"])
     except (OSError, RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as error:
-        say(f"no numbers of the embedding: {run.checkpoint_file} cannot be read ({str(error).splitlines()[0]})")
+        say(f"no metrics of the embedding: {run.checkpoint_file} cannot be read ({str(error).splitlines()[0]})")
         return {}
     sample = context.features("untrained").train[:CALIBRATION].to(context.device)
     calibrate(fresh.to(context.device), sample.split(256))
@@ -62,7 +62,7 @@ def _read(context: Context) -> dict[str, nn.Module]:
 
 
 def _fresh(context: Context) -> Method:
-    """The method as it is before training."""
+    """The method before training."""
     assert context.run is not None
     recipe = open_run(context.run).recipe()
     data = recipe.data

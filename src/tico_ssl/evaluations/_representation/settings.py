@@ -1,4 +1,4 @@
-"""What protocols of representations are told, and the tables that it refers to. Nothing here imports torch."""
+"""Settings shared by the protocols that measure representations, and their tables. Nothing here imports torch."""
 
 from typing import Annotated
 
@@ -11,17 +11,17 @@ class ViewSettings(Section):
     """Which images, and which views of them."""
 
     images: Annotated[int, Field(ge=2)] = 1_000
-    """At most this many training images, evenly spaced."""
+    """Training images, at most, evenly spaced."""
     policy: str | None = None
-    """A packaged policy (`tico list views`); by default the run's own views, or BYOL's without a run."""
+    """A packaged policy (`tico list views`); by default the views of the run's recipe, or BYOL's without a run."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Of the views."""
+    """Seed of the views."""
 
 
 SEVERITIES = (1, 2, 3, 4, 5)
-SIZES = (32, 64, 224)  # pixels, for which there are severities
+SIZES = (32, 64, 224)  # pixels, for which severities are defined
 
-# For each corruption its strength at severity 1 to 5, for each of the sizes.
+# Strength of each corruption at severity 1 to 5, for each size.
 STRENGTHS: dict[str, tuple[tuple[float, ...], ...]] = {
     "gaussian-noise": ((0.04, 0.06, 0.08, 0.09, 0.10), (0.04, 0.08, 0.12, 0.15, 0.18), (0.08, 0.12, 0.18, 0.26, 0.38)),
     "shot-noise": ((500, 250, 100, 75, 50), (250, 100, 50, 30, 15), (60, 25, 12, 5, 3)),

@@ -1,4 +1,4 @@
-"""How many dimensions features fill, by the spectrum of their covariance; all in float64."""
+"""Effective dimensions of features, from the spectrum of their covariance; all in float64."""
 
 import math
 from typing import NamedTuple
@@ -6,15 +6,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-EPSILON = 1e-7  # RankMe's: what a share of zero is taken for
-ROUNDING = 1e-12  # of the mean squared length: a variance below it is rounding in the network, and counts as none
-FLOOR = 1e-10  # of the largest eigenvalue: below it there is rounding of float32 features, no spectrum
+EPSILON = 1e-7  # RankMe's: added to every share
+ROUNDING = 1e-12  # of the mean squared length: a variance below it is rounding error of the network, and counts as zero
+FLOOR = 1e-10  # of the largest eigenvalue: below it is rounding error of float32 features
 
 
 def eigenvalues(features: Tensor, centred: bool = True) -> Tensor:
-    """Of the covariance of features (n, d), or of their second moments about zero; descending, min(n, d) of them.
+    """Eigenvalues of the covariance of features (n, d), or of their second moment; descending, min(n, d) of them.
 
-    By the smaller of the two matrices (d, d) and (n, n), which have the same eigenvalues but for zeros.
+    From the smaller of the (d, d) and the (n, n) matrix, which have the same non-zero eigenvalues.
     """
     values = features.double()
     least = 0.0
@@ -27,24 +27,24 @@ def eigenvalues(features: Tensor, centred: bool = True) -> Tensor:
 
 
 def entropy_rank(amounts: Tensor, epsilon: float = EPSILON) -> float:
-    """exp of the entropy of amounts as shares of their sum: how many equal ones would be as spread out."""
+    """exp of the entropy of amounts as shares of their sum: the number of equal ones with the same entropy."""
     shares = amounts / amounts.sum().clamp_min(1e-300) + epsilon
     return float(torch.exp(-(shares * shares.log()).sum()))
 
 
 def rankme(features: Tensor, epsilon: float = EPSILON) -> float:
-    """RankMe: entropy of the singular values about zero. 1 for a point, the width for an even spread."""
+    """RankMe: entropy rank of the singular values, without centring. 1 for a point, the width for an even spread."""
     return entropy_rank(eigenvalues(features, centred=False).sqrt(), epsilon)
 
 
 def participation_ratio(spectrum: Tensor) -> float:
-    """Squared sum over sum of squares: the number of dimensions again, with more weight on the large ones."""
+    """Squared sum over sum of squares: an effective dimension that weights large eigenvalues more."""
     spectrum = spectrum.double()
     return float(spectrum.sum().square() / spectrum.square().sum().clamp_min(1e-300))
 
 
 class PowerLaw(NamedTuple):
-    """eigenvalue = constant / index ** alpha, where it was fitted and how much of the variation it explains."""
+    """eigenvalue = constant / index ** alpha, the range of the fit, and its R²."""
 
     alpha: float
     r2: float
@@ -53,7 +53,7 @@ class PowerLaw(NamedTuple):
 
 
 def usable(spectrum: Tensor) -> int:
-    """How many eigenvalues stand above rounding."""
+    """Number of eigenvalues above rounding error."""
     return int((spectrum > FLOOR * spectrum[0]).sum()) if float(spectrum[0]) > 0 else 0
 
 
@@ -69,10 +69,10 @@ def power_law(spectrum: Tensor, first: int, last: int) -> PowerLaw:
 
 
 def lidar(views: Tensor, delta: float = 1e-4, epsilon: float = 1e-8) -> float:
-    """LiDAR of views (images, views of each, d): the entropy rank of linear discriminants that tell images apart.
+    """LiDAR of views (images, views per image, d): entropy rank of the linear discriminants between images.
 
     Between: the covariance of the images' means. Within: the mean covariance of an image's views, plus delta on the
-    diagonal. Their quotient's eigenvalues are found with the Cholesky factor of the second.
+    diagonal. The generalised eigenvalues use the Cholesky factor of the second.
     """
     views = views.double()
     images, each, width = views.shape
@@ -85,13 +85,13 @@ def lidar(views: Tensor, delta: float = 1e-4, epsilon: float = 1e-8) -> float:
     half = torch.linalg.solve_triangular(factor, between, upper=False)
     quotient = torch.linalg.solve_triangular(factor, half.T, upper=False)
     found = torch.linalg.eigvalsh((quotient + quotient.T) / 2)
-    least = ROUNDING * float(views.square().sum(dim=2).mean()) / delta  # what rounding alone can come to
+    least = ROUNDING * float(views.square().sum(dim=2).mean()) / delta  # the most that rounding error can add up to
     return entropy_rank(torch.where(found > least, found, 0), epsilon)
 
 
 def thinned(spectrum: Tensor, points: int = 48) -> dict[str, list[int] | list[float]]:
-    """A spectrum for a drawing with logarithmic axes: indices from 1, evenly spaced on that axis, and what share of
-    the whole variance each of those eigenvalues has."""
+    """A spectrum for a plot with logarithmic axes: indices from 1, evenly spaced on that axis, and the shares of the
+    total variance of these eigenvalues."""
     count = len(spectrum)
     places = sorted({round(math.exp(math.log(count) * i / max(1, points - 1))) for i in range(points)})
     shares = spectrum / spectrum.sum().clamp_min(1e-300)

@@ -10,14 +10,14 @@ CHUNK = 1_024
 
 
 def alignment(one: Tensor, other: Tensor) -> float:
-    """Mean squared distance of two views of the same image, both of length one: 0 together, 2 unrelated, 4 opposed."""
+    """Mean squared distance of two views of the same image at unit length: 0 identical, 2 unrelated, 4 opposite."""
     return float((F.normalize(one.double(), dim=1) - F.normalize(other.double(), dim=1)).square().sum(dim=1).mean())
 
 
 def uniformity(features: Tensor, t: float = 2.0) -> float:
-    """log of the mean of exp(-t distance²) over all pairs of different images, of length one: 0 in a point, about
-    -2 t when there is room for all. A piece of the matrix of pairs at a time."""
+    """log of the mean of exp(-t distance²) over all pairs of different images at unit length: 0 at collapse, about -2 t
+    when they are spread evenly. Computed in chunks of the pair matrix."""
     z = F.normalize(features.double(), dim=1)
     n = len(z)
     total = sum(float(torch.exp(-t * (2 - 2 * part @ z.T).clamp_min(0)).sum()) for part in z.split(CHUNK))
-    return math.log(max((total - n) / (n * (n - 1)), 1e-300))  # each image's distance to itself has counted as 1
+    return math.log(max((total - n) / (n * (n - 1)), 1e-300))  # without the n pairs of an image with itself
