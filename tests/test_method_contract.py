@@ -392,7 +392,9 @@ def test_images_that_do_not_suit_are_refused_before_the_first_step(method, tmp_p
     if not keeps_every_image(method):
         assert len(pretrain(name, out=tmp_path / "run", overrides=changes).metrics()) == 5
         return
-    with pytest.raises(UserError, match=rf"for {LARGEST} images, there are {5 * BATCH}: method\.images={5 * BATCH}"):
+    with pytest.raises(
+        UserError, match=rf"has {LARGEST} entries for {5 * BATCH} images: set method\.images={5 * BATCH}"
+    ):
         pretrain(name, out=tmp_path / "run", overrides=changes)
     assert not (tmp_path / "run").exists()
 

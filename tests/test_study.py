@@ -487,5 +487,7 @@ def test_a_plan_is_shown_and_nothing_is_written(tmp_path, tiny, capsys):
     outcome = CliRunner().invoke(app, ["study", file, "--out", str(tmp_path / "out"), "--dry-run"])
     assert outcome.exit_code == 0
     lines = (outcome.output + capsys.readouterr().out).splitlines()
-    assert [line.split() for line in lines] == [[f"{run}-seed0", "not", "begun", "2", "epochs", "demo"] for run in "ab"]
+    assert [line.split() for line in lines] == [
+        [f"{run}-seed0", "not", "started", "2", "epochs", "demo"] for run in "ab"
+    ]
     assert not (tmp_path / "out").exists()
