@@ -177,9 +177,9 @@ def test_what_a_report_says(report, small):
 
 
 def test_its_stages_make_up_the_step(small):
-    """Within a factor of two: this machine may have other things to do."""
-    report = bench("demo", overrides=small, seconds=0.2)
-    assert 0.5 < sum(report.stages.values()) / report.speeds[0].step_seconds < 2
+    """Within a factor of two, in one of a few tries: this machine may have other things to do."""
+    reports = (bench("demo", overrides=small, seconds=0.2) for _ in range(4))
+    assert any(0.5 < sum(report.stages.values()) / report.speeds[0].step_seconds < 2 for report in reports)
 
 
 def test_one_json_object(small, tmp_path):
