@@ -27,7 +27,7 @@ def header(record: Record) -> list[Html]:
         "backbone": record.setting("backbone.name", "?"),
         "epochs": f"{record.epoch:.4g} of {record.epochs}",
         "batch size": f"{record.setting('training.batch_size', '?')} images",
-        "training": duration(record.seconds) if record.logged else "not begun",
+        "training": duration(record.seconds) if record.logged else "not started",
         "throughput": f"{record.images_per_second:,.0f} images/s" if record.images_per_second else "unknown",
         "machine": str(record.environment.get("gpu") or record.environment.get("processor") or "unknown"),
         **_fallbacks(record),
