@@ -313,7 +313,7 @@ def test_the_monitor_sees_collapse_of_all_and_of_most_dimensions():
     assert float(point["embedding_uniformity"]) == pytest.approx(0, abs=1e-6)
     plane = {"loss": 1.0, "embedding_rank": float(occupied(normal(64, 2) @ normal(2, 32, seed=1))["embedding_rank"])}
     assert plane["embedding_rank"] <= 2 + 1e-3
-    assert "2.0 dimensions" in collapse_signs(plane, None)["embedding_rank"]
+    assert "effective rank 2.0" in collapse_signs(plane, None)["embedding_rank"]
     assert collapse_signs({"loss": 1.0, "embedding_rank": 40.0}, None) == {}
     assert collapse_signs({"loss": 1.0}, None) == {}
 

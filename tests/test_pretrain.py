@@ -250,7 +250,7 @@ def test_collapse_signs_at_the_known_points():
     assert collapse_signs(healthy, 8.0) == {}
     collapsed = {"loss": 7.9, "mean_cosine": 0.99, "largest_eigenvalue": 0.98}
     assert collapse_signs(collapsed, 8.0).keys() == {"loss", "mean_cosine", "largest_eigenvalue"}
-    assert "8 means one point" in collapse_signs(collapsed, 8.0)["loss"]
+    assert "8 means total collapse" in collapse_signs(collapsed, 8.0)["loss"]
 
 
 def test_spread_of_known_embeddings():
