@@ -1,4 +1,4 @@
-# make demo   install into .venv, pretrain on synthetic textures, evaluate, report: three minutes on two cores, plus the install
+# make demo   install into .venv, pretrain on synthetic textures, evaluate, report: 3 to 4 minutes on two cores, plus the install
 # make test   lint, type-check and test
 # make lint   lint and type-check only
 .PHONY: demo test lint clean
