@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 import sys
 import types
 
@@ -177,9 +178,10 @@ def test_what_a_report_says(report, small):
 
 
 def test_its_stages_make_up_the_step(small):
-    """Within a factor of two, in one of a few tries: this machine may have other things to do."""
-    reports = (bench("demo", overrides=small, seconds=0.2) for _ in range(4))
-    assert any(0.5 < sum(report.stages.values()) / report.speeds[0].step_seconds < 2 for report in reports)
+    """Within a factor of two, the median of three: this machine may have other things to do."""
+    reports = [bench("demo", overrides=small, seconds=0.2) for _ in range(3)]
+    ratios = [sum(report.stages.values()) / report.speeds[0].step_seconds for report in reports]
+    assert 0.5 < statistics.median(ratios) < 2
 
 
 def test_one_json_object(small, tmp_path):

@@ -23,6 +23,7 @@ from tico_ssl.runtime.errors import UserError, suggestion
 
 Tell = Callable[[str], object]  # receives notes for the user
 
+YAML = (".yaml", ".yml")
 METHOD = "tico"  # default
 
 
@@ -167,18 +168,24 @@ def _raw(
 
 
 def _text(name: str) -> tuple[str, str]:
+    """The YAML of a recipe. Names with underscores are an older spelling."""
+    known = name if Path(name).suffix in YAML else name.replace("_", "-")
+    return yaml_text(known, "recipe", "recipes", packaged_recipes())
+
+
+def yaml_text(name: str, kind: str, folder: str, packaged: list[str]) -> tuple[str, str]:
+    """The text of a YAML file, or of one that comes with the package, and how to call it in an error message."""
     path = Path(name).expanduser()
-    if path.suffix in (".yaml", ".yml"):
+    if path.suffix in YAML:
         if not path.is_file():
-            raise UserError(f"there is no recipe file {name}")
+            raise UserError(f"there is no {kind} file {name}")
         try:
             return path.read_text(encoding="utf-8"), name
         except UnicodeDecodeError as error:
             raise UserError(f"{name}: not UTF-8 text ({error})") from error
-    known = name.replace("_", "-")  # older spelling of some names
-    if known not in packaged_recipes():
-        raise UserError(f"no recipe is called '{name}'{suggestion(name, packaged_recipes())}")
-    return (resources.files("tico_ssl") / "recipes" / f"{known}.yaml").read_text(encoding="utf-8"), f"recipe {known}"
+    if name not in packaged:
+        raise UserError(f"no {kind} is called '{name}'{suggestion(name, packaged)}")
+    return (resources.files("tico_ssl") / folder / f"{name}.yaml").read_text(encoding="utf-8"), f"{kind} {name}"
 
 
 def _full_key(key: str, value: Any) -> str:

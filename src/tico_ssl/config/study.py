@@ -13,7 +13,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from tico_ssl.config import catalogue
-from tico_ssl.config.recipe import Recipe, load_recipe, parse_yaml
+from tico_ssl.config.recipe import Recipe, load_recipe, parse_yaml, yaml_text
 from tico_ssl.config.section import Section, validate
 from tico_ssl.runtime.errors import UserError, suggestion
 
@@ -215,7 +215,7 @@ def packaged_studies() -> list[str]:
 
 def load_study(name: str | Path, overrides: Mapping[str, Any] | None = None) -> Study:
     """A packaged study or a YAML file, with overrides for all its runs."""
-    text, where = _text(str(name))
+    text, where = yaml_text(str(name), "study", "recipes/studies", packaged_studies())
     values = parse_yaml(text, where)
     if not isinstance(values, dict):
         raise UserError(f"{where}: a study is a mapping (see `tico describe methods-textures`)")
@@ -239,19 +239,3 @@ def _touches(key: str, other: str) -> bool:
 def dump_study(study: Study) -> str:
     """The study as YAML, itself a valid study."""
     return yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, width=120)
-
-
-def _text(name: str) -> tuple[str, str]:
-    path = Path(name).expanduser()
-    if path.suffix not in (".yaml", ".yml"):
-        if name not in packaged_studies():
-            raise UserError(f"no study is called '{name}'{suggestion(name, packaged_studies())}")
-        return (resources.files("tico_ssl") / "recipes" / "studies" / f"{name}.yaml").read_text(
-            "utf-8"
-        ), f"study {name}"
-    if not path.is_file():
-        raise UserError(f"there is no study file {name}")
-    try:
-        return path.read_text(encoding="utf-8"), name
-    except UnicodeDecodeError as error:
-        raise UserError(f"{name}: not UTF-8 text ({error})") from error
