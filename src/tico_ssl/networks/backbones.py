@@ -250,7 +250,7 @@ def _adapt_stem(network: nn.Module, config: BackboneConfig, image_size: int) -> 
             raise UserError(f"backbone.stem=small needs a ResNet with one convolution as stem, not '{config.name}'")
         return
     if config.stem == "small" or (config.stem == "auto" and image_size <= SMALL_IMAGE):
-        network.conv1 = _like(conv1, kernel_size=3, stride=1, padding=1)
+        network.conv1 = _like(conv1, kernel_size=3, stride=1, padding=config.stem_padding)
         network.maxpool = nn.Identity()
 
 
