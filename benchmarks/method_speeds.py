@@ -1,6 +1,6 @@
 """Training throughput of every run of a study, one after the other on an otherwise idle machine; nothing is trained.
 
-    python benchmarks/method_speeds.py [STUDY] [--data textures] [--limit 50000] [--out FILE]
+python benchmarks/method_speeds.py [STUDY] [--data textures] [--limit 50000] [--out FILE]
 """
 
 import argparse
