@@ -41,10 +41,11 @@ class Backbone(nn.Module):
         self.mean, self.std = tuple(mean), tuple(std)
         self.width = _feature_width(network, config, image_size)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Features (batch, width) of normalised images."""
-        features: Tensor = self.network(images)
-        return features
+    def forward(self, images: Tensor, views: int = 1) -> Tensor:
+        """Features (batch, width) of normalised images, of which `views` equal parts have their own BatchNorm
+        statistics."""
+        features = [self.network(view) for view in images.chunk(views)]
+        return features[0] if views == 1 else torch.cat(features)
 
     def preprocess(self, images: Tensor | Sequence[Tensor]) -> Tensor:
         """Network input from uint8 images of any size: centre crop, bicubic resize, normalisation."""
