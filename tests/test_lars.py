@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from test_target_methods import Watched
 from tico_ssl.config.sections import OptimizerConfig
 from tico_ssl.optim.groups import build_optimizer, load_optimizer, parameter_groups, set_learning_rate
 from tico_ssl.optim.lars import LARS
@@ -449,6 +450,16 @@ def test_decay_and_adaptation_of_biases_are_two_things(adapt_all, decay_all):
     options = {"adapt_all": adapt_all, "decay_all": decay_all}
     LARS([bias], lr=2.0, weight_decay=0.5, trust_coefficient=0.1, **options).step()
     assert (bias - wanted).abs().max() < 1e-15
+
+
+@pytest.mark.parametrize("options", [{}, LARC, {"clip": True, "separate_norms": True}])
+def test_a_step_brings_no_value_to_the_host(options):
+    params = parameters()
+    optimizer = LARS(params, lr=torch.tensor(0.5), **options)
+    hand_out(params, gradients(0))
+    with Watched() as watched:
+        optimizer.step()
+    assert watched.asked == []
 
 
 def test_a_state_from_before_the_variants_goes_on():
