@@ -81,6 +81,10 @@ class Method(nn.Module):
         """The loss of a whole batch of embeddings."""
         raise NotImplementedError
 
+    def fixed_rate(self) -> tuple[nn.Module, ...]:
+        """Modules that keep the peak learning rate from the first step to the last, outside warm-up and schedule."""
+        return ()
+
     def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
         """Update target, queue or prototypes after the optimiser; progress runs from 0 to 1. Returns values to log."""
         return {}

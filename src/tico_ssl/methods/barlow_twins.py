@@ -5,7 +5,8 @@
     loss = sum_i (1 - c_ii)^2 + lambda sum_{i != j} c_ij^2      invariance, and no redundancy between dimensions
 
 Mean, variance and correlation are those of the global batch: embeddings are gathered with their gradient, and every
-process computes the same loss.
+process computes the same loss. The authors' code sums c over processes outside autograd, so that each differentiates
+its own share of it; the mean of these gradients over W processes is 1 / W of this one, which is `scale` = 1 / W.
 """
 
 from collections.abc import Callable
@@ -75,7 +76,7 @@ class Config(MethodConfig):
     redundancy_weight: Annotated[float, Field(ge=0)] = 0.0051
     """Lambda: weight of the correlations between different dimensions. The paper's text rounds it to 0.005."""
     scale: Annotated[float, Field(gt=0)] = 1.0
-    """Factor of the loss. Under LARS it affects only biases and normalisation parameters."""
+    """Factor of the loss. Under LARS it affects only biases, normalisation parameters and the share of weight decay."""
 
 
 class BarlowTwins(Siamese):

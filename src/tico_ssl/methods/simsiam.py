@@ -3,8 +3,8 @@
     z1 = f(x1);  z2 = f(x2);  p1 = h(z1);  p2 = h(z2)           one network f and a predictor h
     loss = -(cos(p1, stop(z2)) + cos(p2, stop(z1))) / 2         mean over images; gradient only through h
 
-Only the stop-gradient and the predictor prevent collapse. The paper holds the predictor's
-learning rate fixed while the rest follows a cosine; here all parameters share one schedule.
+Only the stop-gradient and the predictor prevent collapse. The paper keeps the predictor's learning rate fixed while the
+rest follows a cosine (`fix_predictor_rate`): the predictor should adapt to the latest embeddings.
 """
 
 from typing import Annotated
@@ -37,7 +37,7 @@ def simsiam_loss(p_1: Tensor, p_2: Tensor, z_1: Tensor, z_2: Tensor) -> Tensor:
 
 
 class Config(MethodConfig):
-    """SimSiam's settings; the defaults are the paper's for ImageNet."""
+    """SimSiam's settings; the defaults are the paper's network for ImageNet."""
 
     name: str = "simsiam"
     """SimSiam: predict one view from the other, with no negatives and no target network."""
@@ -47,6 +47,8 @@ class Config(MethodConfig):
     """Dimensions of the embedding."""
     predictor_hidden: Annotated[int, Field(ge=1)] = 512
     """Width of the predictor's hidden layer (bottleneck)."""
+    fix_predictor_rate: bool = False
+    """Keep the predictor at the peak learning rate, without warm-up and schedule, as in the paper's ImageNet runs."""
 
 
 class SimSiam(Siamese):
@@ -66,6 +68,10 @@ class SimSiam(Siamese):
         embeddings = [self.embed(view) for view in batch.images(2)]
         predictions = tuple(self.predictor(z) for z in embeddings)
         return Encoded(predictions, tuple(z.detach() for z in embeddings) if fixed else ())
+
+    def fixed_rate(self) -> tuple[nn.Module, ...]:
+        """The predictor, if its rate is fixed."""
+        return (self.predictor,) if self.config.fix_predictor_rate else ()
 
     def loss(self, encoded: Encoded) -> StepOutput:
         """SimSiam's loss of this process's images."""
