@@ -331,7 +331,7 @@ class TestGaussianBlur:
     @pytest.mark.parametrize(("side", "tolerance"), [(14, 0.02), (32, 0.001), (224, 0.001)])
     @pytest.mark.parametrize("sigma", [0.8, 1.0, 1.5, 2.0])
     def test_the_full_kernel_blurs_by_its_standard_deviation(self, side, tolerance, sigma):
-        """The variance of a blurred impulse is sigma^2, but for 0.1 % beyond the kernel; 14 pixels reflect its tails."""
+        """The variance of a blurred impulse is sigma^2, less 0.1 % beyond the kernel; 14 pixels reflect its tails."""
         impulse = torch.zeros(1, 3, side, side)
         impulse[..., side // 2, side // 2] = 1
         kernel = operations.full_blur_kernel(side, 2.0)
