@@ -247,6 +247,13 @@ def test_moco_in_groups_has_the_statistics_of_each_group():
             mean, variance = own.mean((0, 2, 3), keepdim=True), own.var((0, 2, 3), keepdim=True, unbiased=False)
             features = torch.relu((own - mean) / (variance + 1e-5).sqrt()).mean((2, 3))
             torch.testing.assert_close(made[group], projector(features), rtol=0, atol=TIGHT)
+    # Both groups together move the running statistics as far as one batch does.
+    slow = 1 - math.sqrt(0.9)
+    means = [plain.backbone.layers[0](batch().views[0][group]).mean((0, 2, 3)) for group in (slice(0, 8, 2), slice(1, 8, 2))]
+    expected = (1 - slow) * slow * means[0] + slow * means[1]
+    norm = split.backbone.layers[1]
+    torch.testing.assert_close(norm.running_mean, expected.detach(), rtol=0, atol=TIGHT)
+    assert norm.momentum == 0.1
 
 
 def test_moco_in_one_group_is_moco():
@@ -486,13 +493,21 @@ def test_two_processes_equal_one(tmp_path):
         ("cifar10/moco-v2", {"method.queue": 128}),
         ("cifar10/byol", {}),
         ("cifar10/squared-contrastive", {"method.bank": 64}),
-        ("imagenet/moco", {"method.queue": 64, "data.mean": [0.5] * 3, "data.std": [0.2] * 3}),
+        ("imagenet/moco", {"method.queue": 64, "method.bn_splits": 2, "data.mean": [0.5] * 3, "data.std": [0.2] * 3}),
     ],
 )
 def test_a_recipe_trains(recipe, changes, tmp_path, tiny):
     tiny |= {"data.source": "textures", "training.epochs": 1, "optimizer.warmup_epochs": 0.0}
     run = pretrain(recipe, out=tmp_path / "run", overrides=tiny | changes)
     assert all(math.isfinite(line["loss"]) for line in run.metrics())
+
+
+@pytest.mark.parametrize(("name", "splits"), [("imagenet/moco", 8), ("imagenet/moco-v2", 8), ("cifar10/moco", 8)])
+def test_recipes_after_the_authors_code_have_its_eight_groups(name, splits):
+    """Eight GPUs on ImageNet, and SplitBatchNorm of the notebook for CIFAR."""
+    recipe = load_recipe(name)
+    assert recipe.method.bn_splits == splits
+    assert recipe.training.batch_size % splits**2 == 0
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput
 from tico_ssl.methods._embeddings import check_embeddings, unit
 from tico_ssl.methods._queue import KeyQueue
 from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.batch_norm import divided_statistics
 from tico_ssl.networks.projector import head
 from tico_ssl.networks.target import Target, encode_both
 from tico_ssl.optim.schedules import cosine_ema_decay
@@ -138,12 +139,13 @@ class MoCo(Method):
         splits, images = self.config.bn_splits, len(views[0])
         if images % splits**2:
             raise UserError(f"method.bn_splits {splits}: {images} images per process are no multiple of {splits**2}")
-        queries, keys = encode_both(
-            self.embed,
-            [group for view in views for group in grouped(view, splits, QUERIES)],
-            self.target,
-            [group for view in others for group in grouped(view, splits, KEYS)],
-        )
+        with divided_statistics(self, splits):
+            queries, keys = encode_both(
+                self.embed,
+                [group for view in views for group in grouped(view, splits, QUERIES)],
+                self.target,
+                [group for view in others for group in grouped(view, splits, KEYS)],
+            )
         return Encoded(
             tuple(joined(queries[at : at + splits], QUERIES) for at in range(0, len(queries), splits)),
             tuple(joined(keys[at : at + splits], KEYS) for at in range(0, len(keys), splits)),
