@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from test_distributed import Tiny
 from tico_ssl.config.recipe import load_recipe
 from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.methods import pirl, supervised, swav
@@ -66,16 +67,21 @@ def naive_swav(scores, assignments, temperature):
     return outer / len(assignments)
 
 
-def naive_pirl(embedding, own, negatives, left_out, temperature, push):
-    total = 0.0
+def naive_pirl(embedding, own, negatives, left_out, temperature, loss="softmax", constant=None):
+    total, drawn = 0.0, len(negatives)
     for i, raw in enumerate(embedding.tolist()):
         length = math.sqrt(sum(x * x for x in raw))
         a = [x / length for x in raw]
-        kept = [negatives[j].tolist() for j in range(len(negatives)) if not left_out[i, j]]
+        kept = [negatives[j].tolist() for j in range(drawn) if not left_out[i, j]]
         powers = [math.exp(sum(x * y for x, y in zip(a, memory)) / temperature) for memory in [own[i].tolist(), *kept]]
-        h = [power / sum(powers) for power in powers]
+        if loss == "nce":  # VISSL: the model's probability of an entry against that of k uniform draws from N images
+            N = 1000
+            model = [power / (N * constant) for power in powers]
+            h = [p / (p + drawn / N) for p in model]
+        else:
+            h = [power / sum(powers) for power in powers]
         total -= math.log(h[0])
-        if push:
+        if loss != "cross-entropy":
             total -= sum(math.log(1 - share) for share in h[1:])
     return total / len(embedding)
 
@@ -149,36 +155,53 @@ def test_swav_loss_of_equal_scores():
     assert float(loss) == pytest.approx(math.log(7), rel=1e-6)
 
 
-@pytest.mark.parametrize("push", [True, False])
-def test_pirl_loss_is_the_naive_one(push):
+PIRL_LOSSES = {
+    "nce": lambda scores: pirl.nce_loss(scores, 2.5),
+    "softmax": pirl.softmax_loss,
+    "cross-entropy": pirl.cross_entropy_loss,
+}
+every_pirl_loss = pytest.mark.parametrize("kind", PIRL_LOSSES)
+
+
+@every_pirl_loss
+def test_pirl_loss_is_the_naive_one(kind):
     embedding, own, negatives = random(N, 6), unit(N, 6, seed=1), unit(20, 6, seed=2)
     left_out = random(N, 20, seed=3) > 1
-    loss = pirl.pirl_loss(embedding, own, negatives, left_out, 0.2, push)
-    assert float(loss) == pytest.approx(naive_pirl(embedding, own, negatives, left_out, 0.2, push), rel=1e-12)
+    loss = PIRL_LOSSES[kind](pirl.similarities(embedding, own, negatives, left_out, 0.2))
+    expected = naive_pirl(embedding, own, negatives, left_out, 0.2, kind, 2.5)
+    assert float(loss) == pytest.approx(expected, rel=1e-12)
 
 
 def test_pirl_loss_of_one_point():
     one = torch.ones(N, 4, dtype=torch.float64)
     memory = one / 2
-    loss = pirl.pirl_loss(one, memory, memory[:1].expand(50, 4))
+    scores = pirl.similarities(one, memory, memory[:1].expand(50, 4))
+    assert float(pirl.softmax_loss(scores)) == pytest.approx(math.log(51) - 50 * math.log(50 / 51), rel=1e-9)
+    assert float(pirl.cross_entropy_loss(scores)) == pytest.approx(math.log(51), rel=1e-9)
+    # With the constant of these very scores every entry is the image's own with probability 1 / 51, as by chance.
+    loss = pirl.nce_loss(scores, scores.exp().mean())
     assert float(loss) == pytest.approx(math.log(51) - 50 * math.log(50 / 51), rel=1e-9)
 
 
-def test_pirl_gradient_goes_to_the_embedding_alone_and_is_finite():
+@every_pirl_loss
+def test_pirl_gradient_goes_to_the_embedding_alone_and_is_finite(kind):
     embedding = random(N, 6).requires_grad_()
     own, negatives = unit(N, 6, seed=1).requires_grad_(), unit(20, 6, seed=2).requires_grad_()
     left_out = torch.arange(20).expand(N, 20) < 4
-    pirl.pirl_loss(embedding, own, negatives, left_out, 0.01).backward()
+    PIRL_LOSSES[kind](pirl.similarities(embedding, own, negatives, left_out, 0.01)).backward()
     assert embedding.grad.isfinite().all()
     assert embedding.grad.abs().sum() > 0
     assert own.grad is None
     assert negatives.grad is None
+    loss = lambda x: PIRL_LOSSES[kind](pirl.similarities(x, own.detach(), negatives.detach(), left_out, 0.5))  # noqa: E731
+    assert torch.autograd.gradcheck(loss, (embedding,))
 
 
-def test_pirl_loss_of_the_worst_negative_is_finite():
+@every_pirl_loss
+def test_pirl_loss_of_the_worst_negative_is_finite(kind):
     one = torch.eye(4)
     embedding = one[:1].clone().requires_grad_()
-    loss = pirl.pirl_loss(embedding, -one[:1], one[:1], temperature=0.01)
+    loss = PIRL_LOSSES[kind](pirl.similarities(embedding, -one[:1], one[:1], temperature=0.01))
     loss.backward()
     assert loss.isfinite()
     assert embedding.grad.isfinite().all()
@@ -191,7 +214,7 @@ def test_losses_are_float32_at_least(dtype):
         assert supervised.supervised_loss(scores, torch.arange(N) % 5).dtype == torch.float32
         assert swav.sinkhorn(scores / 10).dtype == torch.float32
         assert swav.swav_loss([scores, scores], [scores, scores]).dtype == torch.float32
-        assert pirl.pirl_loss(scores, scores, scores).dtype == torch.float32
+        assert {loss(pirl.similarities(scores, scores, scores)).dtype for loss in PIRL_LOSSES.values()} == {torch.float32}
 
 
 @pytest.mark.parametrize(
@@ -200,7 +223,7 @@ def test_losses_are_float32_at_least(dtype):
         lambda: supervised.supervised_loss(torch.zeros(3, 2), torch.zeros(2)),
         lambda: swav.swav_loss([torch.zeros(3, 2)], [torch.zeros(3, 2)]),
         lambda: swav.swav_loss([torch.zeros(3, 2)] * 2, [torch.zeros(3, 4)]),
-        lambda: pirl.pirl_loss(torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(9, 4)),
+        lambda: pirl.similarities(torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(9, 4)),
     ],
 )
 def test_shapes_that_do_not_fit(call):
@@ -216,6 +239,7 @@ SETTINGS = {
     "swav": (swav, swav.Config(hidden=16, dim=8, prototypes=6, freeze_steps=0)),
     "swav-queue": (swav, swav.Config(hidden=16, dim=8, prototypes=6, freeze_steps=1, queue=2 * N)),
     "pirl": (pirl, pirl.Config(images=40, dim=8, negatives=32)),
+    "pirl-softmax": (pirl, pirl.Config(images=40, dim=8, negatives=32, loss="softmax")),
 }
 
 
@@ -226,7 +250,7 @@ def built(name, dtype=torch.float64):
 
 
 def batch_for(name, n=N, dtype=torch.float64):
-    if name == "pirl":
+    if name.startswith("pirl"):
         views = (random(n, 3, 16, 16, dtype=dtype), random(n, 9, 3, 8, 8, seed=1, dtype=dtype))
     elif name == "supervised":
         views = (random(n, 3, 16, 16, dtype=dtype),)
@@ -278,7 +302,7 @@ def test_training_lowers_the_loss(name):
                 parameter -= 1e-4 * parameter.grad
     torch.manual_seed(5)
     assert twin(batch).loss.item() < before.item()
-    if name != "pirl":  # whose target moves with it at first
+    if not name.startswith("pirl"):  # whose target moves with it at first
         losses = trained(method, batch, 30)
         assert losses[-1] < 0.95 * losses[0]
 
@@ -362,6 +386,35 @@ def test_swav_is_the_naive_loss_of_its_networks():
     scores = [(one @ method.prototypes.T).detach() for one in z]
     codes = [naive_sinkhorn(score, 0.05, 3) for score in scores[:2]]
     assert float(method(batch).loss.detach()) == pytest.approx(naive_swav(scores, codes, 0.1), rel=1e-9)
+
+
+def moved_statistics(*batches):
+    """BatchNorm's running mean and variance after these inputs (n, channels, ...), from zero and one."""
+    mean, variance = 0.0, 1.0
+    for given in batches:
+        rows = given.movedim(1, -1).flatten(0, -2)
+        mean = 0.9 * mean + 0.1 * rows.mean(dim=0)
+        variance = 0.9 * variance + 0.1 * rows.var(dim=0)
+    return mean, variance
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_swav_statistics_are_those_of_a_size_in_the_backbone_and_of_all_crops_in_the_projector(joint):
+    """Or, one pass per crop, those of one crop after the other."""
+    config = swav.Config(hidden=16, dim=8, prototypes=6, joint_pass=joint)
+    torch.manual_seed(0)
+    method, views = swav.build(config, Tiny()).double().train(), batch_for("swav").views
+    first, norm = method.backbone.layers[:2]
+    passes = [torch.cat(views[:2]), views[2]] if joint else views
+    seen = [first(images).detach() for images in passes]
+    features = [copy.deepcopy(method.backbone)(images) for images in passes]
+    hidden = [method.projector[0](one).detach() for one in features]
+    method.encode(Batch(views, torch.arange(N)))
+    for layer, given in ((norm, seen), (method.projector[1], [torch.cat(hidden)] if joint else hidden)):
+        mean, variance = moved_statistics(*given)
+        torch.testing.assert_close(layer.running_mean, mean, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(layer.running_var, variance, rtol=1e-10, atol=1e-12)
+        assert int(layer.num_batches_tracked) == len(given)
 
 
 def test_swav_freezes_prototypes_then_moves_them_on_the_sphere():
@@ -499,8 +552,9 @@ def test_pirl_tells_which_memories_were_written_and_whether_they_are_alike():
     assert float(found["memory_cosine"]) == pytest.approx(sum(pairs) / len(pairs), abs=1e-9)
 
 
-def test_pirl_is_the_naive_loss_of_its_networks():
-    method, batch = built("pirl").eval(), batch_for("pirl")
+@pytest.mark.parametrize("name", ["pirl", "pirl-softmax"])
+def test_pirl_is_the_naive_loss_of_its_networks(name):
+    method, batch = built(name).eval(), batch_for("pirl")
     torch.manual_seed(5)
     loss = float(method(batch).loss.detach())
     torch.manual_seed(5)
@@ -510,8 +564,29 @@ def test_pirl_is_the_naive_loss_of_its_networks():
     torch.testing.assert_close(jigsaw, method.jigsaw_head(pieces.reshape(N, -1)))
     left_out = batch.index[:, None] == drawn[None]
     assert left_out.any()
-    parts = [naive_pirl(x, method.bank[batch.index], method.bank[drawn], left_out, 0.07, True) for x in (image, jigsaw)]
+    given = method.bank[batch.index], method.bank[drawn], left_out, 0.07
+    constant = float(pirl.similarities(jigsaw, *given).exp().mean())
+    parts = [naive_pirl(embedding, *given, method.config.loss, constant) for embedding in (image, jigsaw)]
     assert loss == pytest.approx(sum(parts) / 2, rel=1e-9)
+
+
+def test_pirl_takes_its_constant_from_the_first_step():
+    """Of the jigsaws' scores, as in VISSL; evaluation before it uses one of its own and keeps none."""
+    method, batch = built("pirl"), batch_for("pirl")
+    method.eval()(batch)
+    assert float(method.constant) == 0
+    method.train()
+    torch.manual_seed(5)
+    drawn = torch.randint(40, (32,))
+    left_out = batch.index[:, None] == drawn[None]
+    with torch.no_grad():
+        jigsaw = copy.deepcopy(method).encode(batch).trained[1]
+        scores = pirl.similarities(jigsaw, method.bank[batch.index], method.bank[drawn], left_out)
+    trained(method, batch, 1)
+    first = float(method.constant)
+    assert first == pytest.approx(float(scores.exp().mean()), rel=1e-9)
+    trained(method, batch, 2)
+    assert float(method.constant) == first
 
 
 def test_pirl_says_what_does_not_fit():
@@ -536,7 +611,15 @@ def test_the_papers_values():
     recipe = load_recipe("imagenet/pirl")
     assert (recipe.optimizer.lr, recipe.training.batch_size, recipe.training.epochs) == (0.03, 1024, 800)
     assert (recipe.method.negatives, recipe.method.temperature, recipe.method.weight) == (32_000, 0.07, 0.5)
+    assert (recipe.method.loss, recipe.method.decay, recipe.method.dim) == ("nce", 0.5, 128)
     assert recipe.views[1].jigsaw ** 2 == recipe.method.pieces
+    for name in ("cifar10/swav", "cifar10/swav-multicrop"):  # solo-learn: one pass per crop, freezing for two epochs
+        method = load_recipe(name).method
+        assert (method.joint_pass, method.freeze_steps, method.temperature) == (False, 2 * (50_000 // 256), 0.1)
+        assert (method.hidden, method.dim, method.prototypes, method.iterations) == (2048, 128, 3000, 3)
+    recipe = load_recipe("cifar10/swav-multicrop")
+    assert [view.side(32) for view in recipe.views for _ in range(view.count)] == [32, 32, *[18] * 6]
+    assert (recipe.method.epsilon, recipe.optimizer.lr, recipe.optimizer.end_lr_ratio) == (0.05, 0.6, 0.0006 / 0.6)
     recipe = load_recipe("cifar10/swav")
     assert (recipe.optimizer.lr, recipe.method.queue, recipe.method.queue_start) == (0.6, 3840, 50 * (50_000 // 256))
     assert [load_recipe(f"{data}/supervised").method.classes for data in ("imagenet", "cifar10")] == [1000, 10]

@@ -75,6 +75,11 @@ TABLE = {
         Row((0.14, 1.0), 0.8, SIMCLR, 0.2, 0.5, 0.0, TWICE),
         Row((0.05, 0.14), 0.8, SIMCLR, 0.2, 0.5, 0.0, {"count": 6, "relative_size": 0.428571}),
     ],
+    "swav-small": [
+        Row((0.2, 1.0), 0.8, (0.6, 0.6, 0.6, 0.2), 0.2, 0.0, 0.0),
+        Row((0.2, 1.0), 0.8, (0.6, 0.6, 0.6, 0.2), 0.2, 0.0, 0.2),
+        Row((0.08, 0.5), 0.8, SIMCLR, 0.2, 0.1, 0.1, {"count": 6, "relative_size": 0.5625}),
+    ],
     "swav-2x224": [Row(ALL, 0.8, SIMCLR, 0.2, 0.5, 0.0, TWICE)],
     "vicreg": [Row(ALL, 0.8, BYOL, 0.2, 0.5, 0.1, TWICE)],
     "vicreg-small": [Row((0.2, 1.0), 0.8, BYOL, 0.2, 0.0, 0.1, TWICE)],

@@ -32,6 +32,7 @@ FORMS = {
     "moco v1": (moco, {"head": "linear", "dim": 5, "temperature": 0.07, "queue": 32, "ema_start": 0.9, "ema_end": 0.9}),
     "moco v2": (moco, {"hidden": 7, "dim": 5, "queue": 16}),
     "moco symmetric": (moco, {"hidden": 7, "dim": 5, "queue": 32, "symmetric": True, "ema_start": 0.9}),
+    "moco splits": (moco, {"hidden": 7, "dim": 5, "queue": 16, "ema_start": 0.9, "bn_splits": 2}),
     "byol": (byol, {"hidden": 7, "dim": 5, "ema_start": 0.9}),
     "in batch": (squared_contrastive, {"hidden": 7, "dim": 5, "ema_start": 0.9}),
     "bank": (squared_contrastive, {"hidden": 7, "dim": 5, "bank": 16, "ema_start": 0.9}),
@@ -229,6 +230,62 @@ def test_symmetric_moco_is_the_mean_of_both_directions_and_keeps_both_keys():
     assert model.loss(encoded).loss.item() == pytest.approx(expected.item(), abs=TIGHT)
     torch.testing.assert_close(model.queue.keys[:16], torch.cat([unit(k_2), unit(k_1)]))
     assert torch.equal(model.queue.keys[16:], queue[16:])
+
+
+def test_moco_in_groups_has_the_statistics_of_each_group():
+    """Image i is in query group i mod 2 and key group (i / 2) mod 2; BatchNorm is the formula over a group."""
+    plain, split = make("moco v2"), make("moco splits")
+    encoded = split.encode(batch())
+    for images, made, network, groups in (
+        (batch().views[0], encoded.trained[0], (plain.backbone, plain.projector), ([0, 2, 4, 6], [1, 3, 5, 7])),
+        (batch().views[1], encoded.fixed[0], tuple(plain.target), ([0, 1, 4, 5], [2, 3, 6, 7])),
+    ):
+        backbone, projector = network
+        maps = backbone.layers[0](images)
+        for group in groups:
+            own = maps[group]
+            mean, variance = own.mean((0, 2, 3), keepdim=True), own.var((0, 2, 3), keepdim=True, unbiased=False)
+            features = torch.relu((own - mean) / (variance + 1e-5).sqrt()).mean((2, 3))
+            torch.testing.assert_close(made[group], projector(features), rtol=0, atol=TIGHT)
+    # Both groups together move the running statistics as far as one batch does.
+    slow = 1 - math.sqrt(0.9)
+    means = [plain.backbone.layers[0](batch().views[0][group]).mean((0, 2, 3)) for group in (slice(0, 8, 2), slice(1, 8, 2))]
+    expected = (1 - slow) * slow * means[0] + slow * means[1]
+    norm = split.backbone.layers[1]
+    torch.testing.assert_close(norm.running_mean, expected.detach(), rtol=0, atol=TIGHT)
+    assert norm.momentum == 0.1
+
+
+def test_moco_in_one_group_is_moco():
+    """The default; and with running statistics instead of the batch's, groups make no difference."""
+    assert moco.Config().bn_splits == 1
+    plain, split = make("moco symmetric"), make("moco symmetric")
+    split.config = split.config.model_copy(update={"bn_splits": 2})
+    for model in (plain, split):
+        model.eval()
+    expected, made = plain.encode(batch()), split.encode(batch())
+    for a, b in zip((*expected.trained, *expected.fixed), (*made.trained, *made.fixed), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=TIGHT)
+    assert split.encode(batch(), fixed=False).fixed == ()
+
+
+def test_groups_of_queries_and_keys_share_few_images():
+    """Of n images in k groups, each pair of groups has n / k^2 in common: as few as there can be."""
+    images = torch.arange(32.0).view(32, 1, 1, 1)
+    queries, keys = (moco.grouped(images, 4, digit) for digit in (moco.QUERIES, moco.KEYS))
+    for group in (*queries, *keys):
+        assert len(group) == 8
+    assert {len(set(a.flatten().tolist()) & set(b.flatten().tolist())) for a in queries for b in keys} == {2}
+    for digit, groups in ((moco.QUERIES, queries), (moco.KEYS, keys)):
+        assert torch.equal(moco.joined([group.flatten(1) for group in groups], digit), images.flatten(1))
+    with pytest.raises(UserError, match=r"bn_splits 2: 6 images per process are no multiple of 4"):
+        make("moco splits")(batch(count=6))
+
+
+def test_moco_counts_the_queries_that_find_their_key():
+    axes, queue = torch.eye(4, dtype=torch.float64), torch.full((3, 4), 0.5, dtype=torch.float64)
+    for signs, share in (([1, 1, 1, 1], 1), ([1, 1, -1, -1], 0.5), ([-1, -1, -1, -1], 0)):
+        assert float(moco_loss(axes, torch.tensor(signs)[:, None] * axes, queue).accuracy) == share
 
 
 def test_a_bank_is_the_keys_of_this_step_and_those_before():
@@ -436,13 +493,21 @@ def test_two_processes_equal_one(tmp_path):
         ("cifar10/moco-v2", {"method.queue": 128}),
         ("cifar10/byol", {}),
         ("cifar10/squared-contrastive", {"method.bank": 64}),
-        ("imagenet/moco", {"method.queue": 64, "data.mean": [0.5] * 3, "data.std": [0.2] * 3}),
+        ("imagenet/moco", {"method.queue": 64, "method.bn_splits": 2, "data.mean": [0.5] * 3, "data.std": [0.2] * 3}),
     ],
 )
 def test_a_recipe_trains(recipe, changes, tmp_path, tiny):
     tiny |= {"data.source": "textures", "training.epochs": 1, "optimizer.warmup_epochs": 0.0}
     run = pretrain(recipe, out=tmp_path / "run", overrides=tiny | changes)
     assert all(math.isfinite(line["loss"]) for line in run.metrics())
+
+
+@pytest.mark.parametrize(("name", "splits"), [("imagenet/moco", 8), ("imagenet/moco-v2", 8), ("cifar10/moco", 8)])
+def test_recipes_after_the_authors_code_have_its_eight_groups(name, splits):
+    """Eight GPUs on ImageNet, and SplitBatchNorm of the notebook for CIFAR."""
+    recipe = load_recipe(name)
+    assert recipe.method.bn_splits == splits
+    assert recipe.training.batch_size % splits**2 == 0
 
 
 @pytest.mark.parametrize(

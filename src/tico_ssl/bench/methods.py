@@ -73,12 +73,13 @@ def time_methods(subject: Subject, seconds: float) -> tuple[list[MethodCost], di
 
 
 def _arrangements(name: str, given: list[ViewPolicy]) -> list[list[ViewPolicy]]:
-    """One list of views per layout among the method's recipes, the smallest first."""
-    found: dict[Layout, list[ViewPolicy]] = {}
+    """One list of views per arrangement ("2 + 6 views") among the method's recipes, the smallest first. Where recipes
+    differ in the size of small crops, those for ImageNet count."""
+    found: dict[str, list[ViewPolicy]] = {}
     for views in (recipe.views for recipe in _packaged() if recipe.method.name == name):
         layout, singly = _layout(views), _singly(given)[: len(_layout(views))]
-        found.setdefault(layout, singly if _layout(singly) == layout else views)
-    return [found[layout] for layout in sorted(found, key=len)]
+        found[_described(views)] = singly if _layout(singly) == layout else views  # ImageNet's are the last
+    return sorted(found.values(), key=lambda views: len(_layout(views)))
 
 
 @functools.cache

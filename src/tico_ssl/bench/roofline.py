@@ -67,6 +67,8 @@ def roofline(operations: Sequence[Operation], ceilings: Ceilings, width: int) ->
 def step_operations(recipe: Recipe) -> list[Operation]:
     """All operations of a recipe's training step, found by one forward pass on the CPU."""
     device, data = torch.device("cpu"), recipe.data
+    if "bn_splits" in type(recipe.method).model_fields:  # groups of a batch have the operations of the batch
+        recipe = recipe.model_copy(update={"method": recipe.method.model_copy(update={"bn_splits": 1})})
     method = build_method(recipe, device, torch.float32)
     views = Views(recipe.views, data.image_size, data.mean, data.std)
     pixels = torch.zeros(IMAGES, recipe.backbone.channels, data.image_size, data.image_size, dtype=torch.uint8)

@@ -1,8 +1,11 @@
 """The interface of methods: batch, embeddings, step output and the base class."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from tico_ssl.config import catalogue
@@ -68,6 +71,17 @@ class Method(nn.Module):
         features = self.backbone(images)
         embeddings: Tensor = features if self.projector is None else self.projector(features)
         return embeddings
+
+    def embed_views(self, views: Sequence[Tensor], joint: bool = False) -> tuple[Tensor, ...]:
+        """Raw embeddings of every view. By default each view has its own forward pass, so that BatchNorm has the
+        statistics of one view. A joint one has those of all views: consecutive views of one size go through the
+        backbone together, then all through the projector."""
+        if not joint:
+            return tuple(self.embed(view) for view in views)
+        sizes = groupby(views, key=lambda view: view.shape[1:])
+        features = torch.cat([self.backbone(torch.cat(list(same))) for _, same in sizes])
+        embeddings: Tensor = features if self.projector is None else self.projector(features)
+        return embeddings.chunk(len(views))
 
     def forward(self, batch: Batch) -> StepOutput:
         """The loss of one batch."""

@@ -7,10 +7,11 @@ __all__ = ["Siamese", "head"]
 
 
 class Siamese(Method):
-    """Backbone and projector. Each view has its own forward pass: in one batch the views would share BatchNorm
-    statistics. There is no other state."""
+    """Backbone and projector. There is no other state."""
+
+    joint_pass = False
+    """Whether both views share one forward pass, and so BatchNorm statistics."""
 
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
         """Embeddings of the first two views, both with gradient."""
-        view_1, view_2 = batch.images(2)
-        return Encoded((self.embed(view_1), self.embed(view_2)))
+        return Encoded(self.embed_views(batch.images(2), self.joint_pass))

@@ -9,12 +9,17 @@ The loss uses the queue without this step's keys; it has the keys of all process
 original updates the target before it computes keys. Its first update does nothing, since both networks start equal, so
 updating after the step gives the same sequence.
 
-Synchronised BatchNorm replaces ShuffleBN: statistics are those of the global batch, so they reveal no more about a
-query's own key than about all keys of the step.
+A query's own key comes from the same images as the query, the keys in the queue from others. BatchNorm statistics of
+the batch are therefore in the query and in its own key alone, and tell them from the rest without any look at the image.
+The original has ShuffleBN against it: statistics are those of one GPU's images, and keys are computed on other GPUs than
+their queries. With `bn_splits` k, queries and keys are computed in k groups each, whose statistics are their own: image
+i is in query group i mod k and in key group (i / k) mod k, so that a query's group has 1 / k of its images in common with
+the group of its key. The order of images is random, so nothing has to be drawn. Groups reach over all processes.
 
 Version 1 has a linear head and T = 0.07, version 2 two layers and T = 0.2.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -27,18 +32,21 @@ from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput
 from tico_ssl.methods._embeddings import check_embeddings, unit
 from tico_ssl.methods._queue import KeyQueue
 from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.batch_norm import divided_statistics
 from tico_ssl.networks.projector import head
 from tico_ssl.networks.target import Target, encode_both
 from tico_ssl.optim.schedules import cosine_ema_decay
 from tico_ssl.runtime import distributed
+from tico_ssl.runtime.errors import UserError
 
 
 class MoCoTerms(NamedTuple):
-    """The loss and its two terms."""
+    """The loss, its two terms, and the share of queries that are closer to their key than to the whole queue."""
 
     loss: Tensor
     alignment: Tensor
     contrast: Tensor
+    accuracy: Tensor
 
 
 def moco_loss(query: Tensor, key: Tensor, queue: Tensor, temperature: float = 0.2) -> MoCoTerms:
@@ -57,7 +65,23 @@ def moco_loss(query: Tensor, key: Tensor, queue: Tensor, temperature: float = 0.
         negative = q @ queue.detach().to(q.dtype).T / temperature
         alignment = -positive.mean()
         contrast = torch.cat([positive, negative], dim=1).logsumexp(dim=1).mean()
-    return MoCoTerms(alignment + contrast, alignment, contrast)
+        accuracy = (positive.detach() > negative.detach()).all(dim=1).to(q.dtype).mean()
+    return MoCoTerms(alignment + contrast, alignment, contrast, accuracy)
+
+
+KEYS, QUERIES = 1, 2  # the digit of an image's number, in base k, that is the number of its group
+
+
+def grouped(images: Tensor, splits: int, digit: int) -> list[Tensor]:
+    """Images (n, ...) in as many groups as `splits`: image i is in group i mod splits (QUERIES) or (i / splits) mod
+    splits (KEYS)."""
+    groups = images.unflatten(0, (-1, splits, splits)).unbind(dim=digit)
+    return [group.flatten(0, 1).contiguous(memory_format=torch.channels_last) for group in groups]
+
+
+def joined(groups: Sequence[Tensor], digit: int) -> Tensor:
+    """Embeddings of groups in the order of the images."""
+    return torch.stack([group.unflatten(0, (-1, len(groups))) for group in groups], dim=digit).flatten(0, 2)
 
 
 class Config(MethodConfig):
@@ -81,6 +105,9 @@ class Config(MethodConfig):
     """Decay of the target encoder at the last step, reached along a cosine; the same as at the first in the papers."""
     symmetric: bool = False
     """Also use view two as query and view one as key: mean of both directions, both keys enter the queue."""
+    bn_splits: Annotated[int, Field(ge=1)] = 1
+    """Groups of the batch with BatchNorm statistics of their own, other groups for keys than for queries, against
+    their leak (ShuffleBN); 1: statistics of the whole batch. Its square must divide the batch of a process."""
 
 
 class MoCo(Method):
@@ -103,7 +130,26 @@ class MoCo(Method):
         """Queries of the online network and, with `fixed`, keys of the target, of the first two views."""
         view_1, view_2 = batch.images(2)
         views, others = ((view_1, view_2), (view_2, view_1)) if self.config.symmetric else ((view_1,), (view_2,))
-        return Encoded(*encode_both(self.embed, views, self.target, others if fixed else ()))
+        others = others if fixed else ()
+        if self.config.bn_splits == 1:
+            return Encoded(*encode_both(self.embed, views, self.target, others))
+        return self._encode_in_groups(views, others)
+
+    def _encode_in_groups(self, views: Sequence[Tensor], others: Sequence[Tensor]) -> Encoded:
+        splits, images = self.config.bn_splits, len(views[0])
+        if images % splits**2:
+            raise UserError(f"method.bn_splits {splits}: {images} images per process are no multiple of {splits**2}")
+        with divided_statistics(self, splits):
+            queries, keys = encode_both(
+                self.embed,
+                [group for view in views for group in grouped(view, splits, QUERIES)],
+                self.target,
+                [group for view in others for group in grouped(view, splits, KEYS)],
+            )
+        return Encoded(
+            tuple(joined(queries[at : at + splits], QUERIES) for at in range(0, len(queries), splits)),
+            tuple(joined(keys[at : at + splits], KEYS) for at in range(0, len(keys), splits)),
+        )
 
     def loss(self, encoded: Encoded) -> StepOutput:
         """The loss of a whole batch with the current queue; in training mode the keys then enter the queue."""
@@ -113,7 +159,7 @@ class MoCo(Method):
         terms = moco_loss(torch.cat(encoded.trained), torch.cat(encoded.fixed), queue, self.config.temperature)
         if self.training:
             self.queue.enqueue(torch.cat([distributed.gathered(unit(keys)) for keys in encoded.fixed]))
-        parts = {"alignment": terms.alignment, "contrast": terms.contrast}
+        parts = {"alignment": terms.alignment, "contrast": terms.contrast, "pretext_accuracy": terms.accuracy}
         return StepOutput(terms.loss, parts, encoded.trained[0].detach())
 
     def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:

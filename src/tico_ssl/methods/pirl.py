@@ -2,19 +2,29 @@
 
     f = normalize(W_f v(x))                                   an image
     g = normalize(W_g [W_p v(piece_1), ..., W_p v(piece_9)])  the pieces of a jigsaw of it, in random order
-    h(m, a) = exp(m . a / temperature) / (exp(m_own . a / temperature) + sum_negatives exp(m' . a / temperature))
-    nce(a)  = - log h(m_own, a) - sum_negatives log(1 - h(m', a))
+    s(m) = m . a / temperature                                for a = f or g and an entry m of the memory bank
+    nce(a) = - log h(s(m_own)) - sum over k negatives of log(1 - h(s(m')))
     loss = weight mean nce(g) + (1 - weight) mean nce(f)
     ... backward, optimiser step ...
     m_own = normalize(decay m_own + (1 - decay) f)
 
-m is a memory bank with one entry per training image, without gradient.
+m is a memory bank with one entry per training image, without gradient. h is the probability that an entry is the
+image's own:
+
+    nce            h(s) = e^s / (e^s + k c)                   c: mean of e^s in the first step, constant afterwards
+    softmax        h(s) = e^s / (e^s_own + sum of e^s over the negatives)
+    cross-entropy  the same, and - log h(s_own) alone
+
+The authors' code (VISSL) has the first, which is noise-contrastive estimation: with N images, e^s / (N c) is the
+model's probability of an entry and 1 / N that of the noise. The paper's formula is the second. The third is InfoNCE.
 
 Negatives are drawn with replacement from the whole bank, once for all images of a process and both terms: a draw per
 image would take a thousand times the memory. An image's own entry, if drawn, is masked.
 """
 
-from typing import Annotated
+import math
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -30,18 +40,13 @@ from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
 
 
-def pirl_loss(
-    embedding: Tensor,
-    own: Tensor,
-    negatives: Tensor,
-    left_out: Tensor | None = None,
-    temperature: float = 0.07,
-    push: bool = True,
+def similarities(
+    embedding: Tensor, own: Tensor, negatives: Tensor, left_out: Tensor | None = None, temperature: float = 0.07
 ) -> Tensor:
-    """mean of -log h(own) - sum_j log(1 - h(negative_j)), where h is the softmax of cosines over temperature.
+    """Cosines over temperature (n, 1 + m) with an image's own entry, first, and with m others.
 
-    Raw embeddings (n, d); their entries of the memory bank (n, d) and m others (m, d), all of unit length.
-    `left_out` (n, m) masks negatives of an image. Without `push`, -log h(own) alone: cross entropy.
+    Raw embeddings (n, d); their entries of the memory bank (n, d) and the others (m, d), all of unit length and without
+    gradient. `left_out` (n, m) masks negatives of an image: they are minus infinity.
     """
     if embedding.ndim != 2 or own.shape != embedding.shape or negatives.shape[1:] != embedding.shape[1:]:
         raise ValueError(
@@ -51,20 +56,33 @@ def pirl_loss(
     with torch.autocast(embedding.device.type, enabled=False):
         a = unit(embedding)
         own, negatives = own.detach().to(a.dtype), negatives.detach().to(a.dtype)
-        others = a @ negatives.T / temperature
+        others = a @ negatives.T
         if left_out is not None:
             others = others.masked_fill(left_out, -torch.inf)
-        logits = torch.cat([(a * own).sum(dim=1, keepdim=True) / temperature, others], dim=1)
-        log_h = F.log_softmax(logits, dim=1)
-        loss = -log_h[:, 0].mean()
-        if push:
-            h = log_h[:, 1:].exp().clamp_max(1 - 1e-6)  # a single dominant negative must not make the loss infinite
-            loss = loss - torch.log1p(-h).sum(dim=1).mean()
-    return loss
+        return torch.cat([(a * own).sum(dim=1, keepdim=True), others], dim=1) / temperature
+
+
+def nce_loss(scores: Tensor, constant: Tensor | float) -> Tensor:
+    """mean of -log h(own) - sum_j log(1 - h(negative_j)) with h(s) = e^s / (e^s + m constant), of scores (n, 1 + m)."""
+    log_constant = torch.as_tensor(constant, dtype=scores.dtype, device=scores.device).log()
+    odds = scores - log_constant - math.log(scores.shape[1] - 1)  # log(h / (1 - h))
+    return (F.softplus(-odds[:, 0]) + F.softplus(odds[:, 1:]).sum(dim=1)).mean()
+
+
+def softmax_loss(scores: Tensor) -> Tensor:
+    """The same with h the softmax of scores (n, 1 + m): the paper's formula."""
+    log_h = F.log_softmax(scores, dim=1)
+    h = log_h[:, 1:].exp().clamp_max(1 - 1e-6)  # a single dominant negative must not make the loss infinite
+    return -(log_h[:, 0] + torch.log1p(-h).sum(dim=1)).mean()
+
+
+def cross_entropy_loss(scores: Tensor) -> Tensor:
+    """mean of -log softmax(own) of scores (n, 1 + m): InfoNCE."""
+    return -F.log_softmax(scores, dim=1)[:, 0].mean()
 
 
 class Config(MethodConfig):
-    """PIRL's settings; the defaults are the paper's."""
+    """PIRL's settings; the defaults are those of the authors' code."""
 
     name: str = "pirl"
     """PIRL with jigsaws."""
@@ -82,19 +100,21 @@ class Config(MethodConfig):
     """Weight of the jigsaw's term; the image's term has the rest."""
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Decay of the memory bank's moving average."""
-    push: bool = True
-    """Include the term of the negatives (the paper's formula); off: cross entropy alone."""
+    loss: Literal["nce", "softmax", "cross-entropy"] = "nce"
+    """Noise-contrastive estimation with a constant normalisation (the authors' code), with a softmax (the paper's
+    formula), or cross entropy of the softmax alone (InfoNCE)."""
 
 
 class PIRL(Method):
     """Backbone, a head for images and one for jigsaws, and the memory bank. The first view is an image, the second a
     jigsaw.
 
-    At collapse the loss is about 1 + log(negatives + 1), but healthy runs stay above half of that for long.
+    At collapse the loss of a softmax is about 1 + log(negatives + 1), but healthy runs stay above half of that for long.
     """
 
     config: Config
     bank: Tensor
+    constant: Tensor
     visited: Tensor
 
     def __init__(self, backbone: nn.Module, width: int | None = None, config: Config | None = None) -> None:
@@ -105,6 +125,7 @@ class PIRL(Method):
         self.piece_head = nn.Linear(width, config.dim)
         self.jigsaw_head = nn.Linear(config.pieces * config.dim, config.dim)
         self.register_buffer("bank", F.normalize(torch.randn(config.images, config.dim), dim=1))
+        self.register_buffer("constant", torch.zeros(()))  # zero until the first step
         self.register_buffer("visited", torch.zeros(config.images, dtype=torch.bool))
         self._seen: tuple[Tensor, Tensor] | None = None  # only between a step's loss and its end
 
@@ -138,14 +159,25 @@ class PIRL(Method):
         settings, images = self.config, len(self.bank)
         drawn = torch.randint(images, (settings.negatives,), device=index.device)
         own, negatives, left_out = self.bank[index], self.bank[drawn], index[:, None] == drawn
-        of_jigsaw, of_image = (
-            pirl_loss(embedding, own, negatives, left_out, settings.temperature, settings.push)
-            for embedding in (jigsaw, image)
-        )
+        scores = [
+            similarities(embedding, own, negatives, left_out, settings.temperature) for embedding in (jigsaw, image)
+        ]
+        of_jigsaw, of_image = self._losses(scores)
         if self.training:
             self._seen = index, image.detach()
         loss = settings.weight * of_jigsaw + (1 - settings.weight) * of_image
         return StepOutput(loss, {"jigsaw": of_jigsaw.detach(), "image": of_image.detach()}, image.detach())
+
+    def _losses(self, scores: Sequence[Tensor]) -> list[Tensor]:
+        if self.config.loss == "softmax":
+            return [softmax_loss(one) for one in scores]
+        if self.config.loss == "cross-entropy":
+            return [cross_entropy_loss(one) for one in scores]
+        first = distributed.all_mean(scores[0].detach().exp().mean())
+        constant = torch.where(self.constant > 0, self.constant, first.to(self.constant.dtype))
+        if self.training:
+            self.constant.copy_(constant)
+        return [nce_loss(one, constant) for one in scores]
 
     @torch.no_grad()
     def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:

@@ -68,7 +68,9 @@ class Config(MethodConfig):
     dim: Annotated[int, Field(ge=2)] = 128
     """Dimensions of the embedding."""
     batch_norm: bool = True
-    """BatchNorm after each layer of the projector; without it, the layers have biases."""
+    """BatchNorm after each layer of the projector, the last without a bias; off: none, and the layers have biases."""
+    joint_pass: bool = True
+    """One forward pass for both views, with common BatchNorm statistics, as in the authors' code; off: one per view."""
     temperature: Annotated[float, Field(gt=0)] = 0.1
     """Temperature tau: the smaller, the more the nearest negatives count."""
 
@@ -84,8 +86,10 @@ class SimCLR(Siamese):
     def __init__(self, backbone: nn.Module, width: int | None = None, config: Config | None = None) -> None:
         config = config or Config()
         widths = width_of(backbone, width), config.hidden, config.dim
-        super().__init__(backbone, head(*widths, norm=config.batch_norm, last_norm=config.batch_norm))
+        norm = config.batch_norm
+        super().__init__(backbone, head(*widths, norm=norm, last_norm=norm, last_norm_bias=False))
         self.config = config
+        self.joint_pass = config.joint_pass
 
     def loss(self, encoded: Encoded) -> StepOutput:
         """NT-Xent of the global batch."""

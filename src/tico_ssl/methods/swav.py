@@ -12,7 +12,8 @@ queue of earlier embeddings adds images to the assignments of small batches. It 
 changes fast: when all embeddings have drifted since the queue was filled, a batch differs from the queue by that drift,
 so all its images are assigned to prototypes in its direction and driven further.
 
-Each crop has its own forward pass, so that BatchNorm sees one kind of crop at a time.
+Crops of one size go through the backbone together, then all crops through the projector: its BatchNorm has the
+statistics of small and large crops alike, the backbone's those of one size at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -103,6 +104,9 @@ class Config(MethodConfig):
     """Dimensions of the embedding."""
     last_bias: bool = True
     """Bias in the projector's last layer."""
+    joint_pass: bool = True
+    """One forward pass for all crops of a size, with common BatchNorm statistics, and one of the projector for all crops,
+    as in the authors' code; off: one per crop."""
     prototypes: Annotated[int, Field(ge=2)] = 3000
     """Number of clusters."""
     freeze_steps: Annotated[int, Field(ge=0)] = 313
@@ -142,7 +146,7 @@ class SwAV(Method):
 
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
         """Scores of every view, and embeddings of the first two."""
-        raw = [self.embed(view) for view in batch.images()]
+        raw = self.embed_views(batch.images(), self.config.joint_pass)
         # Frozen, they get a zero gradient; the effect of weight decay is undone by the normalisation.
         prototypes = torch.where(self.steps < self.config.freeze_steps, self.prototypes.detach(), self.prototypes)
         with torch.autocast(raw[0].device.type, enabled=False):

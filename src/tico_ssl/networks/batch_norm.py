@@ -4,7 +4,7 @@ torch's SyncBatchNorm supports GPUs only. On CPUs the same is done with two diff
 with one process that has the whole batch.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -63,19 +63,40 @@ def share_statistics(model: M) -> M:
 @contextmanager
 def kept_statistics(model: nn.Module) -> Iterator[None]:
     """Within, BatchNorm in training mode does not update its running statistics: for a repeated forward pass."""
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
-    momenta = [norm.momentum for norm in norms]
+    norms = _in_training(model)
     counts = [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]
     before = [count.clone() for count in counts]
-    for norm in norms:
-        norm.momentum = 0.0
+    try:
+        with _momenta(norms, lambda momentum: 0.0):
+            yield
+    finally:
+        for count, old in zip(counts, before):
+            count.copy_(old)
+
+
+@contextmanager
+def divided_statistics(model: nn.Module, passes: int) -> Iterator[None]:
+    """Within, so many forward passes together move running statistics as far as one does otherwise: for a batch that is
+    normalised in groups."""
+    with _momenta(_in_training(model), lambda momentum: momentum and 1 - (1 - momentum) ** (1 / passes)):
+        yield
+
+
+def _in_training(model: nn.Module) -> list[_BatchNorm]:
+    return [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
+
+
+@contextmanager
+def _momenta(norms: list[_BatchNorm], changed: Callable[[float | None], float | None]) -> Iterator[None]:
+    """Within, BatchNorm has another momentum; None is a cumulative average."""
+    before = [norm.momentum for norm in norms]
+    for norm, momentum in zip(norms, before):
+        norm.momentum = changed(momentum)
     try:
         yield
     finally:
-        for norm, momentum in zip(norms, momenta):
+        for norm, momentum in zip(norms, before):
             norm.momentum = momentum
-        for count, old in zip(counts, before):
-            count.copy_(old)
 
 
 @torch.no_grad()
