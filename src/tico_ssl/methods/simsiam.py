@@ -65,7 +65,7 @@ class SimSiam(Siamese):
 
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
         """Predictions of both views with gradient, and their embeddings without."""
-        embeddings = [self.embed(view) for view in batch.images(2)]
+        embeddings = self.embed_views(batch.images(2))
         predictions = tuple(self.predictor(z) for z in embeddings)
         return Encoded(predictions, tuple(z.detach() for z in embeddings) if fixed else ())
 

@@ -7,7 +7,7 @@ imported when one of its models is built: importing either takes a second or mor
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +50,19 @@ class Backbone(nn.Module):
     def preprocess(self, images: Tensor | Sequence[Tensor]) -> Tensor:
         """Network input from uint8 images of any size: centre crop, bicubic resize, normalisation."""
         return operations.normalise(centre_crop(images, self.image_size), self.mean, self.std)
+
+
+def each(modules: Iterable[nn.Module], views: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Several views through a sequence of modules, each view with its own BatchNorm statistics. A backbone gets views
+    of one size together, which it may take in one pass."""
+    outputs = tuple(views)
+    for module in modules:
+        alike = all(view.shape == outputs[0].shape for view in outputs)
+        if isinstance(module, Backbone) and len(outputs) > 1 and alike:
+            outputs = module(torch.cat(outputs), len(outputs)).chunk(len(outputs))
+        else:
+            outputs = tuple(module(view) for view in outputs)
+    return outputs
 
 
 def build_backbone(
