@@ -70,7 +70,9 @@ class Config(MethodConfig):
     name: str = "barlow-twins"
     """Barlow Twins: the cross-correlation of two views is driven to the identity."""
     hidden: Annotated[int, Field(ge=1)] = 8192
-    """Width of the projector's two hidden layers."""
+    """Width of the projector's hidden layers."""
+    hidden_layers: Annotated[int, Field(ge=0)] = 2
+    """Number of the projector's hidden layers."""
     dim: Annotated[int, Field(ge=2)] = 8192
     """Dimensions of the embedding."""
     redundancy_weight: Annotated[float, Field(ge=0)] = 0.0051
@@ -80,13 +82,14 @@ class Config(MethodConfig):
 
 
 class BarlowTwins(Siamese):
-    """Backbone and a three-layer projector, with the cross-correlation loss."""
+    """Backbone and projector, with the cross-correlation loss."""
 
     config: Config
 
     def __init__(self, backbone: nn.Module, width: int | None = None, config: Config | None = None) -> None:
         config = config or Config()
-        super().__init__(backbone, head(width_of(backbone, width), config.hidden, config.hidden, config.dim))
+        hidden = [config.hidden] * config.hidden_layers
+        super().__init__(backbone, head(width_of(backbone, width), *hidden, config.dim))
         self.config = config
 
     def loss(self, encoded: Encoded) -> StepOutput:

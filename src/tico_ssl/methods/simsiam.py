@@ -42,7 +42,9 @@ class Config(MethodConfig):
     name: str = "simsiam"
     """SimSiam: predict one view from the other, with no negatives and no target network."""
     hidden: Annotated[int, Field(ge=1)] = 2048
-    """Width of the projector's two hidden layers."""
+    """Width of the projector's hidden layers."""
+    hidden_layers: Annotated[int, Field(ge=0)] = 2
+    """Number of the projector's hidden layers."""
     dim: Annotated[int, Field(ge=2)] = 2048
     """Dimensions of the embedding."""
     predictor_hidden: Annotated[int, Field(ge=1)] = 512
@@ -52,13 +54,13 @@ class Config(MethodConfig):
 
 
 class SimSiam(Siamese):
-    """Backbone, a three-layer projector that ends in a BatchNorm, and a predictor."""
+    """Backbone, a projector that ends in a BatchNorm, and a predictor."""
 
     config: Config
 
     def __init__(self, backbone: nn.Module, width: int | None = None, config: Config | None = None) -> None:
         config = config or Config()
-        widths = width_of(backbone, width), config.hidden, config.hidden, config.dim
+        widths = width_of(backbone, width), *[config.hidden] * config.hidden_layers, config.dim
         super().__init__(backbone, head(*widths, last_norm=True, last_affine=False))
         self.config = config
         self.predictor = head(config.dim, config.predictor_hidden, config.dim, last_bias=True)
