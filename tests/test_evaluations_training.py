@@ -130,7 +130,7 @@ def test_heads_are_linear_and_begin_alike():
 
 
 def test_batch_norm_before_a_head_is_vissls():
-    """vissl/models/heads/linear_eval_mlp.py: affine, eps 1e-5, momentum 0.1, synchronised; no decay of its parameters."""
+    """vissl/models/heads/linear_eval_mlp.py: affine, eps 1e-5, momentum 0.1; no weight decay of its parameters."""
     classifier = Classifier(small_backbone(), 5, 1, frozen=True, batch_norm=True, seed=0)
     norm, linear = classifier.heads[0]
     plain = Classifier(small_backbone(), 5, 1, frozen=True, batch_norm=False, seed=0).heads[0]
