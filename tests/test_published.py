@@ -213,6 +213,15 @@ def test_differences_are_said_and_epochs_are_those_trained(tmp_path):
     ]
 
 
+def test_a_seed_that_is_not_evaluated_yet_does_not_hide_the_others(tmp_path):
+    linear = result("linear", "top1", DATA["CIFAR-10"])
+    runs = [
+        made_run(tmp_path / f"byol-seed{seed}", "cifar10/byol", found_, {"training.seed": seed})
+        for seed, found_ in enumerate(([], [linear]))
+    ]
+    assert [one[2] for one in found(*runs)] == [92.58]
+
+
 def test_an_ablation_stands_beside_its_repetition_on_other_data_and_one_run_does_not(tmp_path):
     changes = {
         "baseline": {},

@@ -118,7 +118,7 @@ def _table_fits(entry: Table, group: Group) -> bool:
     record, measured = group.first, _measured(entry, group)
     if measured is None:
         return False
-    result = _result(record, measured[0])
+    result = _result(group, measured[0])
     return (
         _is_data(record.setting("data.source"), entry["data"])
         and _is_data(result.get("data", {}).get("source"), _tested(entry))
@@ -171,8 +171,9 @@ def _batch(record: Record) -> int:
     return int(record.setting("training.batch_size", 0))
 
 
-def _result(record: Record, protocol: str) -> Line:
-    return record.current_results.get(protocol, {})
+def _result(group: Group, protocol: str) -> Line:
+    """The result of the first seed that has been evaluated."""
+    return next((found for record in group.records if (found := record.current_results.get(protocol))), {})
 
 
 def _beside(group: Group, entry: Table, row: Row) -> Beside:
@@ -189,13 +190,13 @@ def _beside(group: Group, entry: Table, row: Row) -> Beside:
         spread.text(),
         _epochs(record),
         _batch(record),
-        _differences(entry, record, measured[0]),
+        _differences(entry, group, measured[0]),
     )
 
 
-def _differences(entry: Table, record: Record, protocol: str) -> list[str]:
+def _differences(entry: Table, group: Group, protocol: str) -> list[str]:
     """Differences besides epochs and batch size, in words."""
-    found = []
+    found, record = [], group.first
     source, network = str(record.setting("data.source")), str(record.setting("backbone.name")).split("/")[-1]
     if not _is_data(source, entry["data"]):
         found.append(f"data: {source} instead of {entry['data']}")
@@ -207,7 +208,7 @@ def _differences(entry: Table, record: Record, protocol: str) -> list[str]:
         found.append(f"pretrained on {limit:,} images")
     if protocol != entry.get("here"):
         found.append(f"ours: {EVALUATIONS.get(protocol, protocol)}")
-    data, usual = _result(record, protocol).get("data", {}), published()["data"][_tested(entry)]
+    data, usual = _result(group, protocol).get("data", {}), published()["data"][_tested(entry)]
     for split, word in (("train", "training"), ("test", "test")):
         if split in usual and split in data and data[split] != usual[split]:
             found.append(f"evaluated with {data[split]:,} {word} images instead of {usual[split]:,}")
