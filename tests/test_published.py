@@ -112,6 +112,8 @@ def run_of(folder, table, row):
     name = name if method == "moco" else f"{home}/{method}"
     overrides = {key: value for key, value in row["is"].items() if "." in key and key != "method.name"}
     overrides |= {"training.epochs": row["epochs"] or 77, "training.batch_size": row["batch"] or 77}
+    optimizer = row.get("with", {})
+    overrides |= {} if optimizer.get("optimizer.name") == "adam" else optimizer  # which is not offered here
     if method == "moco":
         overrides["method.queue"] = 64 * overrides["training.batch_size"]
     if row["is"].get("crops") == 2:
@@ -200,12 +202,15 @@ def test_a_result_on_other_images_or_by_other_settings_has_no_row(tmp_path):
 
 def test_differences_are_said_and_epochs_are_those_trained(tmp_path):
     data = DATA["CIFAR-10"] | {"test": 2_000}
-    overrides = {"data.limit": 5_000, "data.image_size": 40, "training.batch_size": 64}
+    overrides = {"data.limit": 5_000, "data.image_size": 40, "training.batch_size": 64, "optimizer.name": "sgd"}
+    overrides["optimizer.weight_decay"] = 5e-4
     run = made_run(tmp_path / "run", "cifar10/simclr", [result("linear", "top1", data)], overrides, epoch=30)
     (table,) = beside_published(grouped(read_records([run.folder])))
     (row,) = table.rows
     assert (row.value, row.epochs, row.batch, row.our_epochs, row.our_batch) == (90.74, 1000, 256, 30, 64)
     assert row.differences == [
+        "optimiser: sgd instead of lars",
+        "weight decay: 0.0005 instead of 1e-05",
         "images of 40 pixels instead of 32",
         "pretrained on 5,000 images",
         "ours: a linear classifier on features of unaugmented images, fitted by L-BFGS",

@@ -29,6 +29,8 @@ EVALUATIONS = {
     "knn": "kNN by the backbone's features, after the last epoch",
 }
 
+WORDS = {"optimizer.name": "optimiser", "optimizer.weight_decay": "weight decay"}
+
 
 @dataclass(frozen=True)
 class Beside:
@@ -190,12 +192,19 @@ def _beside(group: Group, entry: Table, row: Row) -> Beside:
         spread.text(),
         _epochs(record),
         _batch(record),
-        _differences(entry, group, measured[0]),
+        [*_other_training(row, record), *_differences(entry, group, measured[0])],
     )
 
 
+def _other_training(row: Row, record: Record) -> Iterator[str]:
+    """Differences in optimiser and weight decay, where the published ones are known."""
+    for key, theirs in row.get("with", {}).items():
+        if (ours := record.setting(key)) != theirs:
+            yield f"{WORDS[key]}: {ours} instead of {theirs}"
+
+
 def _differences(entry: Table, group: Group, protocol: str) -> list[str]:
-    """Differences besides epochs and batch size, in words."""
+    """Differences in data, backbone and evaluation, in words."""
     found, record = [], group.first
     source, network = str(record.setting("data.source")), str(record.setting("backbone.name")).split("/")[-1]
     if not _is_data(source, entry["data"]):
@@ -217,7 +226,7 @@ def _differences(entry: Table, group: Group, protocol: str) -> list[str]:
 
 def published_section(tables: Sequence[PublishedTable]) -> Section:
     """The published results beside those of the runs."""
-    head = ["published", "result", "epochs", "batch", "run", "result", "epochs", "batch", "other differences"]
+    head = ["published", "result", "epochs", "batch", "run", "result", "epochs", "batch", "further differences"]
     content: list[Html] = []
     for found in tables:
         rows: list[list[Cell | Html | str]] = [
@@ -230,7 +239,7 @@ def published_section(tables: Sequence[PublishedTable]) -> Section:
                 Cell(one.ours, float(one.ours.split()[0])),
                 Cell(f"{one.our_epochs:.4g}", one.our_epochs),
                 Cell(str(one.our_batch), float(one.our_batch)),
-                bulleted(one.differences) if one.differences else "none known",
+                bulleted(one.differences) if one.differences else "none",
             ]
             for one in found.rows
         ]
@@ -239,7 +248,7 @@ def published_section(tables: Sequence[PublishedTable]) -> Section:
             paragraph(found.protocol, " Source: ", found.source, "."),
             table(head, rows),
         ]
-    text = "Learning rates, schedules, heads and most augmentations are not compared: see the recipe's description."
+    text = "Not compared: learning rates, schedules, heads and most augmentations. See the recipe's description."
     return Section("published", "Published results", [*content, paragraph(text)])
 
 
