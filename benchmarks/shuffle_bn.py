@@ -107,7 +107,11 @@ def trained(way: str, epochs: int, seed: int) -> dict[str, Any]:
         result = evaluate(run.folder, "knn")
         assert run.checkpoint_file is not None
         measured = probed(overrides, run.checkpoint_file)
-    numbers = {"pretext_accuracy": 100 * sum(last) / len(last), **measured, "knn": result.numbers["trained"]["top1_k20"]}
+    numbers = {
+        "pretext_accuracy": 100 * sum(last) / len(last),
+        **measured,
+        "knn": result.numbers["trained"]["top1_k20"],
+    }
     return {"way": way, "seed": seed, **{name: round(value, 4) for name, value in numbers.items()}}
 
 

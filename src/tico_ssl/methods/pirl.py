@@ -109,7 +109,8 @@ class PIRL(Method):
     """Backbone, a head for images and one for jigsaws, and the memory bank. The first view is an image, the second a
     jigsaw.
 
-    At collapse the loss of a softmax is about 1 + log(negatives + 1), but healthy runs stay above half of that for long.
+    At collapse the loss of a softmax is about 1 + log(negatives + 1), but healthy runs stay above half of that for
+    long.
     """
 
     config: Config
