@@ -13,9 +13,9 @@ A query's own key comes from the images of its batch, the keys in the queue from
 batch are common to a query and its own key alone, and a network could tell it from the rest by them, without a look at
 the image. The original's ShuffleBN is against that: statistics are those of one GPU's images, and keys are computed on
 other GPUs than their queries. With `bn_splits` k, queries and keys are computed in k groups each, with statistics of
-their own: image i is in query group i mod k and in key group (i / k) mod k, so that the groups of a query and of its key
-have only 1 / k of their images in common. The order of images is random, so nothing has to be drawn. Groups reach over
-all processes.
+their own: image i is in query group i mod k and in key group (i / k) mod k, so that the groups of a query and of its
+key have only 1 / k of their images in common. The order of images is random, so nothing has to be drawn. Groups reach
+over all processes.
 
 Version 1 has a linear head and T = 0.07, version 2 two layers and T = 0.2.
 """
