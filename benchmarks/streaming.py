@@ -102,7 +102,7 @@ def _join(process: Any) -> None:
 def compare(source: Source, workers: int) -> Iterator[dict[str, Any]]:
     """Whole images, and images with two crops of 224 pixels."""
     views = Views(load_recipe("imagenet/tico").views, 224, (0.5,) * 3, (0.5,) * 3)
-    parameters = views.draw(len(source), generator(0, "views", 0))[..., :5].numpy()
+    parameters = views.draw(len(source), generator(0, "views", 0))[..., : views.place.width].numpy()
     kinds: dict[str, tuple[Prepare, int]] = {
         "decode": (lambda image, _: (image,), 3 * WIDTH * HEIGHT),
         "decode and cut two crops of 224 px": (views.crop_bytes, views.bytes_per_image),

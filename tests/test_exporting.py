@@ -57,6 +57,7 @@ def assert_same_features(model: nn.Module, path) -> None:
         ("resnet18", 32, {}),
         ("resnet18", 96, {}),
         ("resnet18", 96, {"stem": "small"}),
+        ("resnet18", 32, {"stem_padding": 2}),
         ("resnet18", 32, {"weight_standardisation": True}),
         ("resnet18", 32, {"channels": 4}),
         ("resnet18", 96, {"channels": 1}),

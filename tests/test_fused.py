@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
+from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.networks import fused, weight_standardisation
-from tico_ssl.networks.backbones import NarrowResNet
+from tico_ssl.networks.backbones import NarrowResNet, build_backbone
 
 pytest.importorskip("triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -52,14 +53,16 @@ def relative(actual: Tensor, expected: Tensor) -> float:
     relu=st.booleans(),
     readers=st.sampled_from(["first", "second", "both"]),
     mean=st.sampled_from([0.0, 5.0, -300.0]),
+    views=st.integers(1, 3),
 )
-def test_forward_backward_and_running_averages(seed, count, channels, side, adds, relu, readers, mean):
-    """For one reader or two, and also far from zero, where sums of squares lose their digits."""
-    x = activation(seed, count, channels, side, side + 1, mean=mean).requires_grad_()
+def test_forward_backward_and_running_averages(seed, count, channels, side, adds, relu, readers, mean, views):
+    """For one reader or two, for several views with their own statistics, and also far from zero, where sums of squares
+    lose their digits."""
+    x = activation(seed, count * views, channels, side, side + 1, mean=mean).requires_grad_()
     residual = activation(seed + 1, *x.shape).requires_grad_() if adds else None
     norm = norm_of(channels, seed)
     oracle = copy.deepcopy(norm).double()
-    y, again = fused.norm_act_twice(norm, x, residual, relu)
+    y, again, _ = fused.norm_act_twice(norm, x, residual, relu, views)
     assert again.data_ptr() == y.data_ptr()
     gradient = activation(seed + 2, *y.shape)
     read = {"first": [y], "second": [again], "both": [y, again]}[readers]
@@ -67,7 +70,8 @@ def test_forward_backward_and_running_averages(seed, count, channels, side, adds
     torch.autograd.backward(read, [share * gradient for share in shares])
 
     x_, residual_ = (None if t is None else t.detach().double().requires_grad_() for t in (x, residual))
-    expected = oracle(x_) if residual_ is None else oracle(x_) + residual_
+    expected = torch.cat([oracle(view) for view in x_.chunk(views)])
+    expected = expected if residual_ is None else expected + residual_
     # At the kink either side is right, and float32 may see another one: take the one that was seen.
     expected = expected * (y.detach() > 0) if relu else expected
     expected.backward(gradient.double())
@@ -80,7 +84,7 @@ def test_forward_backward_and_running_averages(seed, count, channels, side, adds
     assert relative(norm.bias.grad, oracle.bias.grad) < tolerance
     assert (norm.running_mean - oracle.running_mean).abs().max() < tolerance  # the deviation is about two
     assert relative(norm.running_var, oracle.running_var) < tolerance
-    assert norm.num_batches_tracked == 1
+    assert norm.num_batches_tracked == views
     if residual is not None:
         assert relative(residual.grad, residual_.grad) < tolerance
 
@@ -174,6 +178,33 @@ def test_a_whole_network_computes_the_same(build, monkeypatch):
         torch.testing.assert_close(mine.double(), theirs.double(), rtol=1e-4, atol=1e-4)
     ours.eval(), plain.eval()
     assert (ours(images) - plain(images)).norm() < 2e-3 * plain(images).norm()
+
+
+@pytest.mark.parametrize("size", [32, 40])
+def test_views_in_one_pass_are_those_of_a_pass_each(size, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    config = BackboneConfig(name="tico/resnet10-w8", stem_padding=2, zero_gamma=False)
+    torch.manual_seed(0)
+    plain = build_backbone(config, size).to(DEVICE, memory_format=torch.channels_last).double()
+    joined = fused.fuse(copy.deepcopy(plain).float())
+    passes = []
+    joined.network.conv1.register_forward_hook(lambda *_: passes.append(1))
+    images = activation(3, 6, 3, size, size)
+    features = joined(images, 2)
+    expected = torch.cat([plain(view) for view in images.double().chunk(2)])
+    assert len(passes) == 1
+    assert relative(features, expected) < 1e-4
+    for mine, theirs in zip(joined.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(mine.double(), theirs.double(), rtol=1e-4, atol=1e-4)
+
+
+def test_large_views_have_a_pass_each(monkeypatch):
+    monkeypatch.setattr(fused, "JOINED_PIXELS", 4 * 32 * 32 - 1)
+    backbone = fused.fuse(build_backbone(BackboneConfig(name="tico/resnet10-w4"), 32).to(DEVICE))
+    passes = []
+    backbone.network.conv1.register_forward_hook(lambda *_: passes.append(1))
+    backbone(activation(0, 4, 3, 32, 32), 2)
+    assert len(passes) == 2
 
 
 def test_kernels_step_back_where_they_do_not_fit():

@@ -1,5 +1,6 @@
 """SimCLR, Barlow Twins, VICReg and SimSiam: their losses against naive sums, and what training does with them."""
 
+import copy
 import math
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 from test_distributed import Tiny, in_two_processes, the_views
-from tico_ssl.config.recipe import load_recipe
+from tico_ssl.config.recipe import load_recipe, packaged_recipes
 from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.methods import barlow_twins, simclr, simsiam, vicreg
 from tico_ssl.methods._base import Batch, Encoded, Method
@@ -17,8 +18,10 @@ from tico_ssl.methods.simsiam import simsiam_loss
 from tico_ssl.methods.vicreg import vicreg_loss
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.batch_norm import share_statistics
+from tico_ssl.optim.groups import build_optimizer, set_learning_rate
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.training.plan import Plan
 from tico_ssl.training.start import pretrain
 
 MODULES = {"simclr": simclr, "barlow-twins": barlow_twins, "vicreg": vicreg, "simsiam": simsiam}
@@ -304,6 +307,132 @@ def kinds(module: nn.Module) -> list[str]:
     return [type(layer).__name__ for layer in module]
 
 
+# --------------------------------------------------------------------- Barlow Twins' gradient on several processes
+
+
+def normalised(rows):
+    """SyncBatchNorm: every process normalises its rows by the statistics of all."""
+    everything = torch.cat(rows)
+    mean, variance = everything.mean(0), everything.var(0, unbiased=False)
+    return [(own - mean) / (variance + 1e-5).sqrt() for own in rows]
+
+
+def on_processes(layers, prefix, rows, weights):
+    """Rows of all processes through a network of which each process has its own copy of the weights."""
+    for number, layer in enumerate(layers):
+        own = [{key: one.get(f"{prefix}.{number}.{key}") for key in ("weight", "bias")} for one in weights]
+        if isinstance(layer, nn.Linear):
+            rows = [nn.functional.linear(row, **one) for row, one in zip(rows, own, strict=True)]
+        elif isinstance(layer, nn.BatchNorm1d):
+            rows = normalised(rows)
+            rows = [row * one["weight"] + one["bias"] for row, one in zip(rows, own, strict=True)]
+        else:
+            rows = [layer(row) for row in rows]
+    return rows
+
+
+def gradient_of_the_authors_code(method, views, processes, redundancy_weight):
+    """Every process multiplies its own rows; these shares are summed outside autograd, so that a process differentiates
+    the loss of the sum by its own share alone; DistributedDataParallel averages the gradients of the weights."""
+    weights = [
+        {name: parameter.detach().clone().requires_grad_() for name, parameter in method.named_parameters()}
+        for _ in range(processes)
+    ]
+    z = []
+    for view in views:
+        rows = on_processes(method.backbone, "backbone", list(view.chunk(processes)), weights)
+        z.append(normalised(on_processes(method.projector, "projector", rows, weights)))
+    shares = [one.T @ other / len(views[0]) for one, other in zip(*z, strict=True)]
+    total = sum(share.detach() for share in shares)
+    losses = []
+    for share in shares:
+        c = share + (total - share.detach())  # the value of the sum, the gradient of the share
+        off = c - torch.diag(c.diagonal())
+        losses.append((c.diagonal() - 1).square().sum() + redundancy_weight * off.square().sum())
+    sum(losses).backward()  # SyncBatchNorm's backward pass adds up what comes from all processes
+    return {name: sum(own[name].grad for own in weights) / processes for name in weights[0]}
+
+
+def small_barlow_twins(**settings):
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Linear(6, 7), nn.BatchNorm1d(7), nn.ReLU())
+    config = barlow_twins.Config(hidden=8, dim=5, **settings)
+    return barlow_twins.BarlowTwins(backbone, 7, config).double().train()
+
+
+def backward(method, views):
+    method.loss(Encoded(tuple(method.embed(view) for view in views))).loss.backward()
+
+
+@pytest.mark.parametrize("processes", [1, 2, 16])
+def test_barlow_twins_gradient_in_the_authors_code_is_divided_by_the_processes(processes):
+    views = random(32, 6)
+    method = small_barlow_twins(scale=1 / processes)
+    backward(method, views)
+    expected = gradient_of_the_authors_code(method, views, processes, 0.0051)
+    for name, parameter in method.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-10, atol=1e-14)
+
+
+def test_a_step_of_the_barlow_twins_recipe_is_the_authors_on_16_gpus():
+    """Biases and normalisation: 0.0048 times the gradient, without adaptation and decay; weights: LARS at 0.2."""
+    recipe = load_recipe("imagenet/barlow-twins")
+    method, views = small_barlow_twins(scale=recipe.method.scale), random(32, 6)
+    gradients = gradient_of_the_authors_code(method, views, 16, 0.0051)
+    before = {name: parameter.detach().clone() for name, parameter in method.named_parameters()}
+    optimizer = build_optimizer(method, recipe.optimizer)
+    set_learning_rate(optimizer, Plan.of(recipe, steps_per_epoch=625).peak_lr)
+    backward(method, views)
+    optimizer.step()
+    for name, parameter in method.named_parameters():
+        p, g = before[name], gradients[name]
+        if p.ndim == 1:
+            update = 0.0048 * 2048 / 256 * g
+        else:
+            g = g + 1e-6 * p
+            update = 0.2 * 2048 / 256 * g * 0.001 * p.norm() / g.norm()
+        torch.testing.assert_close(parameter.detach(), p - update, rtol=1e-10, atol=1e-12)
+
+
+# --------------------------------------------------------------------------------------- SimSiam's fixed predictor
+
+
+def test_simsiams_predictor_keeps_its_rate_as_in_the_authors_code():
+    """Their code: SGD with two groups, of which the cosine moves the first; weight decay of everything."""
+    torch.manual_seed(0)
+    settings = {"hidden": 8, "dim": 6, "predictor_hidden": 4, "fix_predictor_rate": True}
+    backbone = nn.Sequential(nn.Linear(6, 7), nn.BatchNorm1d(7), nn.ReLU())
+    method = simsiam.SimSiam(backbone, 7, simsiam.Config(**settings)).double().train()
+    theirs = copy.deepcopy(method)
+    recipe = load_recipe("imagenet/simsiam", {"training.epochs": 8})
+    plan = Plan.of(recipe, steps_per_epoch=1)
+    optimizer = build_optimizer(method, recipe.optimizer, plan.peak_lr, method.fixed_rate())
+    network = [*theirs.backbone.parameters(), *theirs.projector.parameters()]
+    groups = [{"params": network, "fix": False}, {"params": theirs.predictor.parameters(), "fix": True}]
+    sgd = torch.optim.SGD(groups, lr=0.05, momentum=0.9, weight_decay=1e-4)
+    for epoch in range(8):
+        views = random(16, 6, seed=epoch)
+        for group in sgd.param_groups:
+            group["lr"] = 0.05 if group["fix"] else 0.05 * (1 + math.cos(math.pi * epoch / 8)) / 2
+        set_learning_rate(optimizer, plan.lr(epoch))
+        for model, steps in ((method, optimizer), (theirs, sgd)):
+            steps.zero_grad()
+            z = [model.embed(view) for view in views]
+            model.loss(Encoded(tuple(model.predictor(one) for one in z), tuple(z))).loss.backward()
+            steps.step()
+    for (name, mine), other in zip(method.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-11, atol=1e-13, msg=name)
+
+
+def test_a_fixed_rate_is_logged_and_outside_the_warmup(tmp_path, tiny):
+    settings = {"method.name": "simsiam", "method.predictor_hidden": 4, "method.fix_predictor_rate": True}
+    optimizer = {"name": "sgd", "lr": 0.4, "warmup_epochs": 1.0}
+    run = pretrain("demo", out=tmp_path / "run", overrides=tiny | settings | {"optimizer": optimizer})
+    lines = [line for line in run.metrics() if "lr" in line]
+    assert [line["lr"] for line in lines][:3] == pytest.approx([0.0, 0.05 / 3, 0.1 / 3])
+    assert {line["fixed_lr"] for line in lines} == {0.4 * 32 / 256}
+
+
 def test_heads_are_the_papers():
     with torch.device("meta"):
         backbone = nn.Identity()
@@ -360,7 +489,7 @@ def _wide(backbone: nn.Module) -> nn.Module:
     ("name", "optimizer", "peak", "end", "decay", "batch", "epochs"),
     [
         ("simclr", "lars", 4.8, 0, 1e-6, 4096, 1000),
-        ("moco", "sgd", 0.03, 0, 1e-4, 256, 200),
+        ("moco", "sgd", 0.03, 3e-4, 1e-4, 256, 200),
         ("moco-v2", "sgd", 0.03, 0, 1e-4, 256, 800),
         ("pirl", "sgd", 0.12, 1.2e-4, 1e-4, 1024, 800),
         ("simsiam", "sgd", 0.05, 0, 1e-4, 256, 800),
@@ -373,12 +502,31 @@ def _wide(backbone: nn.Module) -> nn.Module:
 )
 def test_runs_are_the_publications(name, optimizer, peak, end, decay, batch, epochs):
     recipe = load_recipe(f"imagenet/{name}")
-    rate = recipe.optimizer.lr * recipe.training.batch_size / 256
+    plan = Plan.of(recipe, steps_per_epoch=10)
     assert recipe.optimizer.scale_lr
     assert (recipe.optimizer.name, recipe.optimizer.weight_decay) == (optimizer, decay)
-    assert (rate, rate * recipe.optimizer.end_lr_ratio) == pytest.approx((peak, end))
+    assert (plan.peak_lr, plan.lr(plan.steps)) == pytest.approx((peak, end))
     assert (recipe.training.batch_size, recipe.training.epochs) == (batch, epochs)
     assert (recipe.backbone.name, recipe.data.image_size) == ("torchvision/resnet50", 224)
+
+
+ALL_DECAY = {"moco", "moco-v2", "simsiam", "supervised"}  # SGD of all parameters in their code, and in solo-learn's
+
+
+@pytest.mark.parametrize("name", [name for name in packaged_recipes() if "/" in name])
+def test_optimisers_are_those_of_the_original_code(name):
+    data, method = name.split("/")
+    recipe = load_recipe(name)
+    optimizer = recipe.optimizer
+    larc = method == "swav" and data == "imagenet"  # apex's, of all parameters
+    solo_learn = data == "cifar10" and optimizer.name == "lars"
+    like_moco = name == "cifar10/pirl"
+    assert optimizer.decay_all == (method in ALL_DECAY or larc or like_moco)
+    assert optimizer.adapt_all == larc
+    assert optimizer.separate_norms == (larc or solo_learn)
+    assert (optimizer.clip_trust, optimizer.trust_coefficient) == ((True, 0.02) if solo_learn else (False, 1e-3))
+    assert (optimizer.schedule == "steps") == (name in ("imagenet/moco", "imagenet/supervised"))
+    assert getattr(recipe.method, "fix_predictor_rate", False) == (method == "simsiam")
 
 
 def test_a_backbone_that_does_not_say_its_width():

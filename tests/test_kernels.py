@@ -69,14 +69,15 @@ def assert_finished(actual: torch.Tensor, crops: torch.Tensor, d: torch.Tensor, 
     height=st.integers(1, 70),
     width=st.integers(1, 70),
     size=st.sampled_from([8, 16, 31, 32, 40]),
+    interpolation=st.sampled_from(["bicubic", "bilinear"]),
 )
-def test_crops_are_those_of_the_operations(seed, height, width, size):
+def test_crops_are_those_of_the_operations(seed, height, width, size, interpolation):
     images = pictures(seed, 3, height, width)
     views = Views([ViewPolicy()], size, MEAN, STD)
     boxes = views.decide(views.draw(3, generator(seed)), sizes_of(images))[:, 0, : PLACE.width].to(DEVICE)
-    expected = operations.resized_crop(images.double() / 255, *boxes.unbind(dim=1), size)
+    expected = operations.resized_crop(images.double() / 255, *boxes.unbind(dim=1), size, interpolation)
     for dtype in (torch.float32, torch.float16):
-        actual = kernels.resized_crop(images, boxes, size, dtype)
+        actual = kernels.resized_crop(images, boxes, size, dtype, interpolation)
         assert actual.dtype == dtype
         assert (actual.double() - expected).abs().max() < TOLERANCE
 
@@ -85,7 +86,7 @@ def test_crops_are_those_of_the_operations(seed, height, width, size):
 @given(
     seed=st.integers(0, 10**6),
     size=st.sampled_from([12, 24, 33]),
-    taps=st.sampled_from([0, 1, 3, 7, 23]),
+    taps=st.sampled_from([0, 1, 3, 7, 17, 23]),
     grey_first=st.booleans(),
     as_bytes=st.booleans(),
 )
@@ -120,6 +121,20 @@ def test_a_flat_image_stays_flat_to_the_bit():
     assert (blurred.max() - blurred.min()) < 1e-6
 
 
+@pytest.mark.parametrize("size", [14, 32, 224])
+def test_the_full_kernel_blurs_by_its_standard_deviation(size):
+    """The variance of a blurred impulse, per axis; taps are kept in half precision."""
+    d = _blurred(1)
+    impulse = torch.zeros(1, 3, size, size, device=DEVICE)
+    impulse[..., size // 2, size // 2] = 1
+    taps = operations.full_blur_kernel(size, 2.0)
+    blurred = kernels.finish(impulse, d, taps, False, (0.0,) * 3, (1.0,) * 3, torch.float32)[0, 0].double().cpu()
+    places = torch.arange(size, dtype=torch.float64) - size // 2
+    for axis in (0, 1):
+        profile = blurred.sum(dim=axis) / blurred.sum()
+        assert float(profile @ places.square()) == pytest.approx(1.3**2, rel=0.01)
+
+
 def test_an_image_is_finished_alike_in_any_batch():
     crops = pictures(3, 5, 24, 24) / 255
     d = decided(4, 5, ViewPolicy(**COLOURED, blur=0.5, solarise=0.5))
@@ -129,7 +144,12 @@ def test_an_image_is_finished_alike_in_any_batch():
 
 
 def test_the_executor_gives_the_same_views_by_kernels_and_by_operations(monkeypatch):
-    policies = [ViewPolicy(**COLOURED, blur=1.0), ViewPolicy(**COLOURED, jigsaw=2, blur=0.5, greyscale_first=True)]
+    policies = [
+        ViewPolicy(**COLOURED, blur=1.0),
+        ViewPolicy(**COLOURED, jigsaw=2, blur=0.5, greyscale_first=True),
+        ViewPolicy(**COLOURED, blur=1.0, blur_kernel="full", crop_sampling="rejection", interpolation="bilinear"),
+        ViewPolicy(**COLOURED, blur=1.0, blur_kernel="full", crop_sampling="distorted", size=14),
+    ]
     views = Views(policies, 40, MEAN, STD)
     images, uniforms = pictures(7, 4, 50, 60), views.draw(4, generator(8)).to(DEVICE)
     monkeypatch.setattr(executor, "by_kernels", lambda device: False)

@@ -1,5 +1,6 @@
-"""LARS against a step worked out by hand and a loop over numbers, and the parameter groups of the optimisers."""
+"""LARS and LARC against steps worked out by hand and loops over numbers, and the parameter groups of the optimisers."""
 
+import copy
 import io
 import math
 
@@ -8,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from test_target_methods import Watched
 from tico_ssl.config.sections import OptimizerConfig
-from tico_ssl.optim.groups import build_optimizer, parameter_groups, set_learning_rate
+from tico_ssl.optim.groups import build_optimizer, load_optimizer, parameter_groups, set_learning_rate
 from tico_ssl.optim.lars import LARS
 
 TIGHT = 1e-12
@@ -363,6 +365,115 @@ def test_impossible_settings_are_refused(arguments, message):
         LARS(parameters(), **arguments)
 
 
+# Variants
+
+
+class Larc:
+    """apex's LARC around SGD for one parameter, number by number. In its words: the adaptive rate is the trust
+    coefficient times |p| over |g| + weight decay * |p| + 1e-8; where both norms are nonzero, the gradient with decay is
+    multiplied by it, else it stays as it is. Clipped, the rate is min(adaptive rate, lr). Then SGD, without decay."""
+
+    def __init__(self, parameter: Tensor, momentum: float, weight_decay: float, trust: float, clip: bool = False):
+        self.p = [float(x) for x in parameter.detach().flatten()]
+        self.buffer: list[float] | None = None
+        self.momentum, self.weight_decay, self.trust, self.clip = momentum, weight_decay, trust, clip
+
+    def step(self, gradient: Tensor, lr: float) -> None:
+        g, decay = [float(x) for x in gradient.flatten()], self.weight_decay
+        if length(self.p) != 0 and length(g) != 0:
+            rate = self.trust * length(self.p) / (length(g) + decay * length(self.p) + 1e-8)
+            rate = min(rate / lr, 1.0) if self.clip else rate
+            g = [rate * (gi + decay * pi) for gi, pi in zip(g, self.p)]
+        self.sgd(g, lr)
+
+    def sgd(self, g: list[float], lr: float) -> None:
+        self.buffer = g if self.buffer is None else [self.momentum * b + gi for b, gi in zip(self.buffer, g)]
+        self.p = [pi - lr * b for pi, b in zip(self.p, self.buffer)]
+
+
+LARC = {"separate_norms": True, "adapt_all": True, "decay_all": True}
+
+
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("weight_decay", [0.0, 1e-6, 0.3])
+def test_larc_of_all_parameters_is_that_of_apex(weight_decay, clip):
+    params = parameters()
+    with torch.no_grad():
+        params[1].zero_()  # a shift that starts at zero moves by its gradient
+    loops = [Larc(p, 0.9, weight_decay, 1e-3, clip) for p in params]
+    optimizer = LARS(params, momentum=0.9, weight_decay=weight_decay, trust_coefficient=1e-3, clip=clip, **LARC)
+    for step, lr in enumerate(RATES[1:]):
+        grads = gradients(step)
+        grads[2] *= step != 3  # a weight without gradient keeps its momentum and has no decay
+        optimizer.param_groups[0]["lr"] = lr
+        hand_out(params, grads)
+        optimizer.step()
+        for loop, gradient in zip(loops, grads, strict=True):
+            loop.step(gradient, lr)
+    assert difference(params, loops) < TIGHT
+
+
+def test_larc_without_biases_and_norms_leaves_them_to_sgd():
+    """solo-learn's LARS: the ratio of LARC, clipped, for weights alone."""
+    params = parameters()
+    loops = [Larc(p, 0.9, 1e-4, 0.02, clip=True) for p in params]
+    optimizer = LARS(params, weight_decay=1e-4, trust_coefficient=0.02, clip=True, separate_norms=True)
+    for step, lr in enumerate(RATES[1:]):
+        optimizer.param_groups[0]["lr"] = lr
+        hand_out(params, gradients(step))
+        optimizer.step()
+        for parameter, loop, gradient in zip(params, loops, gradients(step), strict=True):
+            if parameter.ndim > 1:
+                loop.step(gradient, lr)
+            else:
+                loop.sgd([float(x) for x in gradient.flatten()], lr)
+    assert difference(params, loops) < TIGHT
+
+
+def test_norms_are_separate_or_joint():
+    """A gradient against the weight: |g| + decay |p| is 5 + 2, |g + decay p| is 5 - 2."""
+    for separate, ratio in ((True, 1 / (7 + 1e-8)), (False, 1 / 3)):
+        weight = nn.Parameter(torch.tensor([[4.0]], dtype=torch.float64))
+        weight.grad = torch.tensor([[-5.0]], dtype=torch.float64)
+        LARS([weight], lr=1.0, weight_decay=0.5, trust_coefficient=0.25, separate_norms=separate).step()
+        assert weight.item() == pytest.approx(4 - ratio * -3, rel=1e-15)
+
+
+@pytest.mark.parametrize("decay_all", [False, True])
+@pytest.mark.parametrize("adapt_all", [False, True])
+def test_decay_and_adaptation_of_biases_are_two_things(adapt_all, decay_all):
+    bias = nn.Parameter(torch.tensor([3.0, 4.0], dtype=torch.float64))
+    bias.grad = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    expected = bias.grad + (0.5 if decay_all else 0.0) * bias.detach()
+    expected = expected * (0.1 * 5 / expected.norm() if adapt_all else 1.0)
+    wanted = bias.detach() - 2.0 * expected
+    options = {"adapt_all": adapt_all, "decay_all": decay_all}
+    LARS([bias], lr=2.0, weight_decay=0.5, trust_coefficient=0.1, **options).step()
+    assert (bias - wanted).abs().max() < 1e-15
+
+
+@pytest.mark.parametrize("options", [{}, LARC, {"clip": True, "separate_norms": True}])
+def test_a_step_brings_no_value_to_the_host(options):
+    params = parameters()
+    optimizer = LARS(params, lr=torch.tensor(0.5), **options)
+    hand_out(params, gradients(0))
+    with Watched() as watched:
+        optimizer.step()
+    assert watched.asked == []
+
+
+def test_a_state_from_before_the_variants_goes_on():
+    params = parameters()
+    optimizer = LARS(params, lr=0.5)
+    state = optimizer.state_dict()
+    for group in state["param_groups"]:
+        for option in ("clip", *LARC):
+            del group[option]
+    optimizer.load_state_dict(state)
+    hand_out(params, gradients(0))
+    optimizer.step()
+
+
 # Groups
 
 
@@ -410,6 +521,42 @@ def test_every_group_gets_its_share_of_the_rate(name):
     for lr in (0.0, 0.5, 3.2):
         set_learning_rate(optimizer, lr)
         assert [group["lr"] for group in optimizer.param_groups] == [lr, 0.25 * lr]
+
+
+def test_all_parameters_decay_if_asked():
+    model = network()
+    optimizer = build_optimizer(model, settings("sgd", decay_all=True, momentum=0.0))
+    before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    set_learning_rate(optimizer, 0.5)
+    optimizer.step()
+    for key, parameter in model.named_parameters():
+        ratio = 0.0 if key == "frozen" else 1.0 if key in ("0.weight", "3.weight") else 0.25
+        assert (parameter - before[key] * (1 - 0.5 * ratio * 0.1)).abs().max() < 1e-15
+
+
+@pytest.mark.parametrize("name", ["lars", "sgd", "adamw"])
+def test_a_module_with_a_fixed_rate_keeps_the_peak(name):
+    model = network()
+    optimizer = build_optimizer(model, settings(name), peak_lr=0.8, fixed_rate=(model[3],))
+    for lr in (0.0, 0.5, 3.2):
+        set_learning_rate(optimizer, lr)
+        rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+        named = {key: rates[id(p)] for key, p in model.named_parameters() if p.requires_grad}
+        assert (named.pop("3.weight"), named.pop("3.bias")) == (0.8, 0.2)
+        assert named.pop("0.weight") == lr
+        assert set(named.values()) == {0.25 * lr}
+
+
+def test_a_saved_state_leaves_fixed_rates_as_they_are():
+    model = network()
+    optimizer = build_optimizer(model, settings("sgd"), peak_lr=0.8, fixed_rate=(model[3],))
+    state = copy.deepcopy(optimizer.state_dict())
+    fresh = build_optimizer(model, settings("sgd"), peak_lr=0.8, fixed_rate=(model[3],))
+    load_optimizer(fresh, state)
+    set_learning_rate(fresh, 0.1)
+    assert [group["lr"] for group in fresh.param_groups] == [0.1, 0.25 * 0.1, 0.8, 0.25 * 0.8]
 
 
 def test_the_optimiser_of_a_recipe_steps_by_its_settings():

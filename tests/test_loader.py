@@ -23,6 +23,12 @@ from tico_ssl.views.executor import Views
 
 CPU = torch.device("cpu")
 VIEWS = Views([ViewPolicy(), ViewPolicy(solarise=0.5)], 8, (0.0,) * 3, (1.0,) * 3)
+RETRIED = Views(
+    [ViewPolicy(crop_sampling="rejection", interpolation="bilinear"), ViewPolicy(crop_sampling="distorted")],
+    8,
+    (0.0,) * 3,
+    (1.0,) * 3,
+)
 
 
 def numbered(count: int) -> Source:
@@ -146,14 +152,15 @@ def test_streamed_images_are_those_of_the_files(tmp_path, workers, batch_size, p
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_streamed_views_do_not_depend_on_the_workers_and_are_those_of_whole_images(tmp_path, workers):
+@pytest.mark.parametrize("views", [VIEWS, RETRIED], ids=["clipped", "retried"])
+def test_streamed_views_do_not_depend_on_the_workers_and_are_those_of_whole_images(tmp_path, workers, views):
     source, pixels = folder_and_archive(tmp_path)
-    streamed = Loader(source, VIEWS, 4, 7, CPU, workers)
+    streamed = Loader(source, views, 4, 7, CPU, workers)
     assert streamed.storage == f"decoded by {workers} processes"
     for step, raw in enumerate(streamed.iterate(1, 9), 1):
         images = [pixels[place] for place in raw.index.tolist()]
-        expected = VIEWS(images, VIEWS.draw(4, generator(7, "views", step)))
-        for view, other in zip(VIEWS.make(raw.pixels, raw.decisions), expected, strict=True):
+        expected = views(images, views.draw(4, generator(7, "views", step)))
+        for view, other in zip(views.make(raw.pixels, raw.decisions), expected, strict=True):
             close = (view - other).abs() < 6 / 255  # crops are rounded to eight bits, and jitter magnifies that
             solarised_elsewhere = ((view + other) - 1).abs() < 6 / 255
             assert (close | solarised_elsewhere).all()

@@ -227,7 +227,7 @@ def test_a_step_asks_the_device_for_no_value_and_remembers_in_tensors_alone(name
     """A recorded step is replayed without Python: what Python would look at or count in it stands still."""
     recipe = recipe_of(name)
     method, progress = build_method(recipe, CPU, torch.float32), torch.tensor(0.5)
-    optimizer = build_optimizer(method, recipe.optimizer)
+    optimizer = build_optimizer(method, recipe.optimizer, 1e-3, method.fixed_rate())
     stepped(method, optimizer, batch_of(recipe), progress)  # like the steps before one is recorded
     before, batch = plain_values(method), batch_of(recipe, 1)
     with Watched() as watched:
@@ -242,7 +242,7 @@ def made_steps(recipe, device, steps=10, overlap=True, dtype=torch.float32):
     """The losses of some steps on a device, and the state that they end in."""
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     method = build_method(recipe, device, dtype)
-    optimizer, views = build_optimizer(method, recipe.optimizer), views_of(recipe, dtype)
+    optimizer, views = build_optimizer(method, recipe.optimizer, 1e-3, method.fixed_rate()), views_of(recipe, dtype)
     execution = recipe.training.execution
     step = Step(method, method, optimizer, views, dtype, device, execution=execution, overlap=overlap)
     losses = []

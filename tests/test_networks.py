@@ -89,6 +89,15 @@ def test_a_small_stem_keeps_the_resolution():
     assert network.maxpool(network.conv1(noise(1, 32))).shape[-2:] == (32, 32)
 
 
+def test_a_small_stem_with_solo_learns_padding_widens_every_stage():
+    network = build("tico/resnet18-w4", 32, stem_padding=2).network
+    x, sides = network.conv1(noise(1, 32)), []
+    for stage in (network.layer1, network.layer2, network.layer3, network.layer4):
+        x = stage(x)
+        sides.append(x.shape[-1])
+    assert sides == [34, 17, 9, 5]
+
+
 @pytest.mark.parametrize("name", ["timm/vit_tiny_patch16_224", "timm/convnext_atto"])
 def test_a_small_stem_on_something_else_is_refused(name):
     with pytest.raises(UserError, match=rf"backbone\.stem=small.*{name}"):

@@ -8,7 +8,7 @@ import torch
 import torchvision.transforms.functional as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageFilter
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
@@ -20,6 +20,7 @@ from tico_ssl.views.executor import Views
 PIL_TOLERANCE = 2 / 255 + 1e-6  # two steps of eight bits
 FLOAT_TOLERANCE = 1e-5
 few_examples = settings(max_examples=25, deadline=None)
+interpolations = pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
 seeds = st.integers(0, 2**16)
 
 
@@ -54,6 +55,13 @@ def on_pil(function, images: Tensor, *parameters: Tensor) -> Tensor:
 def on_floats(function, images: Tensor, *parameters: Tensor) -> Tensor:
     rows = zip(images, *(p.tolist() for p in parameters), strict=True)
     return torch.stack([function(image, *row) for image, *row in rows])
+
+
+def variance(profile: Tensor) -> float:
+    """Of a distribution over pixels (1, length)."""
+    weights = profile[0].double() / profile.sum()
+    places = torch.arange(len(weights), dtype=torch.float64)
+    return float(weights @ (places - weights @ places).square())
 
 
 def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
@@ -113,10 +121,40 @@ class TestResizedCrop:
         )
         assert_close(operations.resized_crop(images, *box, torch.zeros(3), size), expected, PIL_TOLERANCE)
 
-    def test_whole_image_at_its_own_size_is_unchanged(self):
+    @interpolations
+    @pytest.mark.parametrize(("rows", "columns", "size"), [(24, 20, 15), (32, 32, 32), (256, 200, 96), (100, 70, 224)])
+    def test_equals_torchvision_on_tensors(self, interpolation, rows, columns, size):
+        """Of middling values, on which the cubic does not overshoot: torchvision does not clip floats."""
+        images = make_images(5, 6, rows, columns) // 2 + 64
+        *box, _ = boxes(5, 6, rows, columns)
+        mode = InterpolationMode(interpolation)
+
+        def resized(image, *row):
+            return reference.resized_crop(image, *row, [size, size], mode, antialias=True)
+
+        never = torch.zeros(6)
+        from_floats = operations.resized_crop(images / 255, *box, never, size, interpolation)
+        assert_close(from_floats, on_floats(resized, images / 255, *box), FLOAT_TOLERANCE)
+        from_bytes = operations.resized_crop(images, *box, never, size, interpolation)
+        assert_close(from_bytes, on_floats(resized, images, *box) / 255, PIL_TOLERANCE)
+
+    @few_examples
+    @given(seeds, st.integers(1, 60), st.integers(1, 60), st.integers(1, 40))
+    def test_bilinear_equals_pil_for_any_box_and_size(self, seed, rows, columns, size):
+        images, (*box, _) = make_images(seed, 4, rows, columns), boxes(seed, 4, rows, columns)
+        expected = on_pil(
+            lambda image, *row: reference.resized_crop(image, *row, [size, size], InterpolationMode.BILINEAR),
+            images,
+            *box,
+        )
+        assert_close(operations.resized_crop(images, *box, torch.zeros(4), size, "bilinear"), expected, PIL_TOLERANCE)
+
+    @interpolations
+    def test_whole_image_at_its_own_size_is_unchanged(self, interpolation):
         images = make_images(1, 4, 16, 16)
         zero, side = torch.zeros(4, dtype=torch.long), torch.full((4,), 16)
-        assert_close(operations.resized_crop(images, zero, zero, side, side, zero, 16), images / 255, 1e-6)
+        actual = operations.resized_crop(images, zero, zero, side, side, zero, 16, interpolation)
+        assert_close(actual, images / 255, 1e-6)
 
     def test_flip_mirrors_the_crop(self):
         images, (*box, _) = make_images(2, 4), boxes(2, 4, 24, 20)
@@ -290,6 +328,40 @@ class TestColourJitter:
 
 
 class TestGaussianBlur:
+    @pytest.mark.parametrize(("side", "tolerance"), [(14, 0.02), (32, 0.001), (224, 0.001)])
+    @pytest.mark.parametrize("sigma", [0.8, 1.0, 1.5, 2.0])
+    def test_the_full_kernel_blurs_by_its_standard_deviation(self, side, tolerance, sigma):
+        """The variance of a blurred impulse is sigma^2, less 0.1 % beyond the kernel; 14 pixels reflect its tails."""
+        impulse = torch.zeros(1, 3, side, side)
+        impulse[..., side // 2, side // 2] = 1
+        kernel = operations.full_blur_kernel(side, 2.0)
+        blurred = operations.gaussian_blur(impulse, torch.tensor([sigma]), torch.ones(1), kernel)
+        for axis in (2, 3):
+            assert variance(blurred[:, 0].sum(dim=axis - 1)) == pytest.approx(sigma**2, rel=tolerance)
+
+    @pytest.mark.parametrize(("side", "share"), [(14, 0.0), (32, 0.16), (224, 1.0)])
+    def test_the_tenth_of_a_small_view_hardly_blurs(self, side, share):
+        """Of sigma 2: three taps have a variance of 2w / (1 + 2w) = 0.64 with w = exp(-1/8), one has none."""
+        impulse = torch.zeros(1, 3, side, side)
+        impulse[..., side // 2, side // 2] = 1
+        blurred = operations.gaussian_blur(impulse, torch.tensor([2.0]), torch.ones(1))
+        assert variance(blurred[:, 0].sum(dim=1)) / 4 == pytest.approx(share, abs=2e-3)
+
+    @pytest.mark.parametrize("sigma", [1.0, 1.5, 2.0])
+    def test_the_full_kernel_is_near_pillows_filter(self, sigma):
+        """Which approximates a Gaussian by box filters: within six steps of eight bits, and the edges differ."""
+        images, sigmas = make_images(2, 8, 32, 32), torch.full((8,), sigma)
+        expected = on_pil(lambda image, s: image.filter(ImageFilter.GaussianBlur(s)), images, sigmas)
+        kernel = operations.full_blur_kernel(32, 2.0)
+        actual = operations.gaussian_blur(images / 255, sigmas, torch.ones(8), kernel)
+        assert_close(actual[..., 8:-8, 8:-8], expected[..., 8:-8, 8:-8], 6 / 255)
+
+    @pytest.mark.parametrize(("side", "kernel"), [(224, 17), (32, 17), (14, 17), (9, 17), (8, 15), (1, 1)])
+    def test_the_full_kernel_is_as_wide_as_a_view_can_be_reflected(self, side, kernel):
+        assert operations.full_blur_kernel(side, 2.0) == kernel
+        images = make_images(3, 2, side, side) / 255
+        assert operations.gaussian_blur(images, torch.full((2,), 2.0), torch.ones(2), kernel).isfinite().all()
+
     @few_examples
     @given(seeds, st.integers(3, 50), st.integers(3, 50), st.integers(0, 11))
     def test_equals_float_reference(self, seed, rows, columns, radius):

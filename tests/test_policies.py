@@ -33,12 +33,42 @@ class Row(NamedTuple):
 
 BYOL, SIMCLR, MOCO = (0.4, 0.4, 0.2, 0.1), (0.8, 0.8, 0.8, 0.2), (0.4, 0.4, 0.4, 0.1)
 ALL, TWICE = (0.08, 1.0), {"count": 2}
+BY_BYOL, BY_SIMCLR = ("clipped", "bicubic", "tenth"), ("distorted", "bicubic", "tenth")
+BY_TORCHVISION, BY_SOLO_LEARN = ("rejection", "bilinear", "full"), ("rejection", "bicubic", "full")
+PIXELS = {  # how crops are drawn and resized, and the kernel of the blur, if there is any
+    "byol": BY_BYOL,
+    "byol-small": BY_BYOL,
+    "asymmetric-small": BY_SOLO_LEARN,
+    "symmetric-small": BY_SOLO_LEARN,
+    "simclr": BY_SIMCLR,
+    "simclr-small": BY_SIMCLR,
+    "moco-v1": BY_TORCHVISION,
+    "moco-v1-small": BY_TORCHVISION,
+    "moco-v2": BY_TORCHVISION,
+    "moco-small": BY_SOLO_LEARN,
+    "swav": BY_TORCHVISION,
+    "swav-2x224": BY_TORCHVISION,
+    "barlow-twins": BY_SOLO_LEARN,
+    "vicreg": BY_SOLO_LEARN,
+    "vicreg-small": BY_SOLO_LEARN,
+    "pirl": BY_TORCHVISION,
+    "supervised": BY_TORCHVISION,
+    "ablation-baseline": BY_BYOL,
+    "ablation-no-greyscale": BY_BYOL,
+    "ablation-no-colour": BY_BYOL,
+    "ablation-crop-blur": BY_BYOL,
+    "ablation-crop": BY_BYOL,
+}
 TABLE = {
     "byol": [Row(ALL, 0.8, BYOL, 0.2, 1.0, 0.0), Row(ALL, 0.8, BYOL, 0.2, 0.1, 0.2)],
     "byol-small": [Row(ALL, 0.8, BYOL, 0.2, 0.0, 0.0), Row(ALL, 0.8, BYOL, 0.2, 0.0, 0.2)],
+    "asymmetric-small": [Row(ALL, 0.8, BYOL, 0.2, 0.0, 0.0), Row(ALL, 0.8, BYOL, 0.2, 0.0, 0.2)],
+    "symmetric-small": [Row(ALL, 0.8, SIMCLR, 0.2, 0.5, 0.0, TWICE)],
+    "barlow-twins": [Row(ALL, 0.8, BYOL, 0.2, 1.0, 0.0), Row(ALL, 0.8, BYOL, 0.2, 0.1, 0.2)],
     "simclr": [Row(ALL, 0.8, SIMCLR, 0.2, 0.5, 0.0, TWICE)],
     "simclr-small": [Row(ALL, 0.8, MOCO, 0.2, 0.0, 0.0, TWICE)],
     "moco-v1": [Row((0.2, 1.0), 1.0, (0.4, 0.4, 0.4, 0.4), 0.2, 0.0, 0.0, TWICE | {"greyscale_first": True})],
+    "moco-v1-small": [Row(ALL, 0.8, MOCO, 0.2, 0.0, 0.0, TWICE)],
     "moco-v2": [Row((0.2, 1.0), 0.8, MOCO, 0.2, 0.5, 0.0, TWICE)],
     "moco-small": [Row(ALL, 0.8, MOCO, 0.2, 0.5, 0.0, TWICE)],
     "swav": [
@@ -94,7 +124,7 @@ def assert_even(values: Tensor, kinds: int) -> None:
 
 
 def test_the_tables_are_complete():
-    assert set(TABLE) == set(packaged_policies())
+    assert set(TABLE) == set(PIXELS) == set(packaged_policies())
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -106,6 +136,9 @@ def test_a_packaged_policy_is_what_its_source_says(name):
         assert (view.jitter, view.greyscale, view.blur, view.solarise) == (
             (row.jitter, row.greyscale, row.blur, row.solarise)
         )
+        sampling, interpolation, kernel = PIXELS[name]
+        assert (view.crop_sampling, view.interpolation) == (sampling, interpolation)
+        assert view.blur == 0 or view.blur_kernel == kernel
         assert (view.flip, view.crop_ratio, view.blur_sigma) == (0.5, (3 / 4, 4 / 3), (0.1, 2.0))
         special = ("count", "size", "relative_size", "jigsaw", "greyscale_first")
         expected = {key: ViewPolicy.model_fields[key].default for key in special} | row.more
@@ -117,7 +150,8 @@ def test_a_packaged_policy_names_its_source_and_spells_out_its_operations(name):
     text = (resources.files("tico_ssl") / "recipes" / "views" / f"{name}.yaml").read_text(encoding="utf-8")
     assert text.startswith("# ")
     for view in named_policy(name):
-        assert {"crop_scale", "flip", "jitter", "greyscale", "blur", "solarise"} <= set(view)
+        chosen = {"crop_scale", "crop_sampling", "interpolation", "flip", "jitter", "greyscale", "blur", "solarise"}
+        assert chosen | ({"blur_kernel"} if view["blur"] > 0 else set()) <= set(view)
 
 
 @pytest.mark.parametrize("name", sorted(set(TABLE) - {"supervised"}))

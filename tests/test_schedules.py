@@ -10,7 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tico_ssl.config.recipe import load_recipe
-from tico_ssl.optim.schedules import cosine_ema_decay, scaled_lr, warmup_cosine
+from tico_ssl.optim.schedules import cosine_ema_decay, scaled_lr, warmup_cosine, warmup_steps
 from tico_ssl.training.plan import Plan
 
 some_examples = hypothesis_settings(max_examples=50, deadline=None)
@@ -69,6 +69,27 @@ def test_the_rate_rises_then_falls_by_the_formula(total, share, peak, ratio):
         assert rate == pytest.approx(expected, **near)
 
 
+def test_a_warmup_may_start_above_zero():
+    rates = [warmup_cosine(step, total=20, warmup=10, peak=4.8, end=0.0, start=0.3) for step in range(11)]
+    assert rates == pytest.approx([0.3 + 0.45 * step for step in range(11)], **near)
+
+
+@pytest.mark.parametrize("total", [10, 200, 1234])
+def test_steps_fall_at_their_fractions(total):
+    def rate(step: int) -> float:
+        return warmup_steps(step, total, warmup=2, peak=3.0, decay_at=(0.5, 0.8), decay=0.1)
+
+    assert [rate(0), rate(1), rate(2)] == [0.0, 1.5, 3.0]
+    first, second = total // 2, round(0.8 * total)
+    assert rate(first - 1) == 3.0
+    assert rate(first) == rate(second - 1) == pytest.approx(0.3, **near)
+    assert rate(second) == rate(total - 1) == rate(total) == pytest.approx(0.03, **near)
+
+
+def test_without_falls_the_rate_is_constant():
+    assert {warmup_steps(step, 50, 0, 0.7, decay_at=(), decay=0.1) for step in range(50)} == {0.7}
+
+
 def test_the_rate_scales_linearly_with_the_batch():
     assert scaled_lr(0.2, 256) == 0.2
     assert scaled_lr(0.2, 4096) == pytest.approx(3.2, **near)
@@ -112,6 +133,26 @@ def test_plan_with_an_unscaled_rate_and_part_of_an_epoch_of_warmup():
     assert plan.peak_lr == 0.6
     assert plan.end_lr == pytest.approx(0.006, **near)
     assert plan.lr(5) == pytest.approx(0.6, **near)
+
+
+@pytest.mark.parametrize("epochs", [200, 20])
+def test_moco_falls_at_three_and_four_fifths_of_any_length(epochs):
+    """Epochs 120 and 160 of 200, as its code has them."""
+    plan = Plan.of(load_recipe("imagenet/moco", {"training.epochs": epochs}), 5004)
+    first, second = 5004 * epochs * 3 // 5, 5004 * epochs * 4 // 5
+    steps = [0, first - 1, first, second - 1, second, plan.steps - 1]
+    assert [plan.lr(step) for step in steps] == pytest.approx([0.03, 0.03, 0.003, 0.003, 3e-4, 3e-4], **near)
+
+
+def test_supervised_training_falls_every_thirty_epochs():
+    plan = Plan.of(load_recipe("imagenet/supervised"), 5004)
+    epochs = [plan.lr(epoch * 5004) for epoch in range(90)]
+    assert epochs == pytest.approx([0.1] * 30 + [0.01] * 30 + [0.001] * 30, **near)
+
+
+def test_swav_warms_up_from_its_own_rate():
+    plan = Plan.of(load_recipe("imagenet/swav"), 312)
+    assert [plan.lr(0), plan.lr(3120), plan.lr(plan.steps)] == pytest.approx([0.3, 4.8, 0.0048], **near)
 
 
 def test_warmup_ends_before_a_short_run_does():

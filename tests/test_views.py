@@ -16,7 +16,7 @@ from tico_ssl.runtime.errors import UserError
 from tico_ssl.views import operations
 from tico_ssl.views.centre import centre_crop
 from tico_ssl.views.executor import Views
-from tico_ssl.views.geometry import box_ranges, boxes
+from tico_ssl.views.geometry import Boxes
 from tico_ssl.views.operations import blur_kernel
 from tico_ssl.views.table import OPERATIONS, PLACE
 
@@ -40,8 +40,8 @@ def views_of(*policies: dict, size: int = 16, mean=(0.0,) * 3, std=(1.0,) * 3) -
 
 
 def sample_boxes(policy: ViewPolicy, count: int, height: int, width: int) -> tuple[Tensor, ...]:
-    u = torch.rand(5, count, generator=generator())[:4].double().T
-    return boxes(u.unsqueeze(1), torch.tensor([[height, width]]), box_ranges([policy]))[:, 0].unbind(dim=1)
+    u = torch.rand(5, count, generator=generator())[:4].double().T.unsqueeze(1)
+    return Boxes([policy])(u, u[..., :0], torch.tensor([[height, width]]))[:, 0].unbind(dim=1)
 
 
 def assert_uniform(values: Tensor, low: float, high: float) -> None:
@@ -292,7 +292,7 @@ def test_the_largest_uniform_stays_inside(side):
     largest = 1 - 2**-24
     for first in (0.0, 0.5, largest):
         u = torch.tensor([[first, 0.5, largest, largest]])
-        top, left, height, width = boxes(u, torch.tensor([[side, side]]), box_ranges([ViewPolicy()]))[0]
+        top, left, height, width = Boxes([ViewPolicy()])(u, u[..., :0], torch.tensor([side, side]))[0]
         assert top + height <= side
         assert left + width <= side
 

@@ -51,6 +51,8 @@ class BackboneConfig(Section):
     """library/model: torchvision/..., timm/..., or tico/resnet18-w16 (any width)."""
     stem: Literal["auto", "standard", "small"] = "auto"
     """ResNets: 'small' is a 3x3 convolution without max-pool; 'auto' uses it for images up to 64 pixels."""
+    stem_padding: Literal[1, 2] = 1
+    """ResNets: padding of the small stem. 2 is solo-learn's: feature maps of 34 pixels from images of 32."""
     channels: Annotated[int, Field(ge=1)] = 3
     """Channels of the input images."""
     zero_gamma: bool = True
@@ -70,18 +72,34 @@ class OptimizerConfig(Section):
     """Base learning rate for a batch of 256; the peak rate is lr * batch_size / 256, unless scale_lr is off."""
     scale_lr: bool = True
     """Scale the learning rate linearly with the global batch size."""
-    end_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Final learning rate of the cosine schedule, as a fraction of the peak."""
     warmup_epochs: Annotated[float, Field(ge=0)] = 10.0
-    """Epochs of linear warm-up from zero."""
+    """Epochs of linear warm-up."""
+    start_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Initial learning rate of the warm-up, as a fraction of the peak."""
+    schedule: Literal["cosine", "steps"] = "cosine"
+    """Decay of the learning rate after the warm-up: cosine or steps."""
+    end_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """schedule=cosine: final learning rate, as a fraction of the peak."""
+    decay_at: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(strict=False)] = (0.6, 0.8)
+    """schedule=steps: fractions of the training after which the learning rate falls (epochs 120 and 160 of 200), so
+    that a run of another length has the same shape. Empty: a constant rate."""
+    decay: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """schedule=steps: factor of each fall."""
     weight_decay: Annotated[float, Field(ge=0)] = 1.5e-6
-    """Applied to weights with two or more dimensions, not to biases and normalisation parameters."""
+    """Applied to weights with two or more dimensions."""
+    decay_all: bool = False
+    """Weight decay of biases and normalisation parameters too."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum of LARS and SGD."""
     trust_coefficient: Annotated[float, Field(gt=0)] = 1e-3
     """LARS: norm of an update relative to the norm of the weight."""
     clip_trust: bool = False
     """LARS: the learning rate is the upper bound of the adapted rate instead of its factor (LARC, solo-learn)."""
+    separate_norms: bool = False
+    """LARS: the trust ratio is |p| / (|g| + weight_decay |p|) instead of |p| / |g + weight_decay p| (LARC,
+    solo-learn)."""
+    adapt_all: bool = False
+    """LARS: adapt the rate of biases and normalisation parameters too (SwAV)."""
     nesterov: bool = False
     """SGD: Nesterov momentum."""
     betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.999)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from importlib import resources
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, model_validator
@@ -14,6 +14,8 @@ from tico_ssl.runtime.errors import UserError, suggestion
 Probability = Annotated[float, Field(ge=0, le=1)]
 Strength = Annotated[float, Field(ge=0)]
 Range = Annotated[tuple[float, float], Field(strict=False)]
+CropSampling = Literal["clipped", "rejection", "distorted"]
+Interpolation = Literal["bicubic", "bilinear"]
 
 
 class ViewPolicy(Section):
@@ -29,6 +31,13 @@ class ViewPolicy(Section):
     """Range of a crop's area, as a fraction of the image."""
     crop_ratio: Range = (3 / 4, 4 / 3)
     """Range of a crop's aspect ratio, width over height."""
+    crop_sampling: CropSampling = "clipped"
+    """How a crop is drawn. clipped (BYOL): one draw, uniform in area and log ratio, cut off where it exceeds the image.
+    rejection (torchvision's RandomResizedCrop): the first of ten such draws that fits. distorted (SimCLR, TensorFlow's
+    sample_distorted_bounding_box): the first draw, uniform in height and ratio, that fits and is at least a tenth of
+    the image."""
+    interpolation: Interpolation = "bicubic"
+    """Interpolation that resizes a crop to the view, antialiased."""
     flip: Probability = 0.5
     """Probability of a horizontal flip."""
     jigsaw: Annotated[int, Field(ge=0, le=8)] = 0
@@ -48,9 +57,13 @@ class ViewPolicy(Section):
     greyscale_first: bool = False
     """Convert to greyscale before the jitter (MoCo v1), not after it."""
     blur: Probability = 0.0
-    """Probability of a Gaussian blur, with a kernel of a tenth of the view."""
+    """Probability of a Gaussian blur."""
     blur_sigma: Range = (0.1, 2.0)
     """Range of the blur's standard deviation, in pixels."""
+    blur_kernel: Literal["tenth", "full"] = "tenth"
+    """Width of the blur's kernel. tenth (SimCLR, BYOL): a tenth of the view, which hardly blurs small ones: 3 pixels of
+    32, 1 of 14. full (as Pillow's filter, in most PyTorch code): four of the largest standard deviations to each side.
+    """
     solarise: Probability = 0.0
     """Probability of solarisation: values of at least 0.5 are inverted."""
 

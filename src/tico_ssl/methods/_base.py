@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tico_ssl.config import catalogue
 from tico_ssl.config.section import MethodConfig
-from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.backbones import Backbone, each
 from tico_ssl.runtime.errors import UserError
 
 
@@ -64,7 +64,10 @@ class Method(nn.Module):
 
     def online(self) -> nn.Sequential:
         """Backbone and projector: the network that a target copies."""
-        return nn.Sequential(*(part for part in (self.backbone, self.projector) if part is not None))
+        return nn.Sequential(*self._parts())
+
+    def _parts(self) -> tuple[nn.Module, ...]:
+        return (self.backbone,) if self.projector is None else (self.backbone, self.projector)
 
     def embed(self, images: Tensor) -> Tensor:
         """Raw embeddings of the online network: the projector's output or, without one, the backbone's features."""
@@ -73,11 +76,10 @@ class Method(nn.Module):
         return embeddings
 
     def embed_views(self, views: Sequence[Tensor], joint: bool = False) -> tuple[Tensor, ...]:
-        """Raw embeddings of every view. By default each view has its own forward pass, so that BatchNorm has the
-        statistics of one view. A joint one has those of all views: consecutive views of one size go through the
-        backbone together, then all through the projector."""
+        """Raw embeddings of every view. By default BatchNorm has the statistics of each view. If `joint`, it has those
+        of all views: consecutive views of one size go through the backbone together, then all through the projector."""
         if not joint:
-            return tuple(self.embed(view) for view in views)
+            return each(self._parts(), views)
         sizes = groupby(views, key=lambda view: view.shape[1:])
         features = torch.cat([self.backbone(torch.cat(list(same))) for _, same in sizes])
         embeddings: Tensor = features if self.projector is None else self.projector(features)
@@ -94,6 +96,10 @@ class Method(nn.Module):
     def loss(self, encoded: Encoded) -> StepOutput:
         """The loss of a whole batch of embeddings."""
         raise NotImplementedError
+
+    def fixed_rate(self) -> tuple[nn.Module, ...]:
+        """Modules that keep the peak learning rate from the first step to the last, outside warm-up and schedule."""
+        return ()
 
     def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
         """Update target, queue or prototypes after the optimiser; progress runs from 0 to 1. Returns values to log."""

@@ -5,7 +5,8 @@
     loss = sum_i (1 - c_ii)^2 + lambda sum_{i != j} c_ij^2      invariance, and no redundancy between dimensions
 
 Mean, variance and correlation are those of the global batch: embeddings are gathered with their gradient, and every
-process computes the same loss.
+process computes the same loss. The authors' code sums c over processes outside autograd, so that each differentiates
+its own share of it; the mean of these gradients over W processes is 1 / W of this one, which is `scale` = 1 / W.
 """
 
 from collections.abc import Callable
@@ -69,23 +70,26 @@ class Config(MethodConfig):
     name: str = "barlow-twins"
     """Barlow Twins: the cross-correlation of two views is driven to the identity."""
     hidden: Annotated[int, Field(ge=1)] = 8192
-    """Width of the projector's two hidden layers."""
+    """Width of the projector's hidden layers."""
+    hidden_layers: Annotated[int, Field(ge=0)] = 2
+    """Number of the projector's hidden layers."""
     dim: Annotated[int, Field(ge=2)] = 8192
     """Dimensions of the embedding."""
     redundancy_weight: Annotated[float, Field(ge=0)] = 0.0051
     """Lambda: weight of the correlations between different dimensions. The paper's text rounds it to 0.005."""
     scale: Annotated[float, Field(gt=0)] = 1.0
-    """Factor of the loss. Under LARS it affects only biases and normalisation parameters."""
+    """Factor of the loss. Under LARS it affects only biases, normalisation parameters and the share of weight decay."""
 
 
 class BarlowTwins(Siamese):
-    """Backbone and a three-layer projector, with the cross-correlation loss."""
+    """Backbone and projector, with the cross-correlation loss."""
 
     config: Config
 
     def __init__(self, backbone: nn.Module, width: int | None = None, config: Config | None = None) -> None:
         config = config or Config()
-        super().__init__(backbone, head(width_of(backbone, width), config.hidden, config.hidden, config.dim))
+        hidden = [config.hidden] * config.hidden_layers
+        super().__init__(backbone, head(width_of(backbone, width), *hidden, config.dim))
         self.config = config
 
     def loss(self, encoded: Encoded) -> StepOutput:

@@ -6,6 +6,7 @@ loss = mean(2 - 2 cos(p_1, z_2)) + mean(2 - 2 cos(p_2, z_1))
 target = ema_decay target + (1 - ema_decay) online          backbone and projector, not the predictor
 """
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -58,10 +59,9 @@ class BYOL(Method):
         self.predictor = head(config.dim, config.hidden, config.dim)
         self.target = Target(self.online())
 
-    def predict(self, images: Tensor) -> Tensor:
-        """The online network's predictions of the target's projections."""
-        prediction: Tensor = self.predictor(self.embed(images))
-        return prediction
+    def predict(self, views: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The online network's predictions of the target's projections of every view."""
+        return tuple(self.predictor(embedding) for embedding in self.embed_views(views))
 
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
         """Predictions of the first two views and, with `fixed`, the target's projections of both, in the order of the

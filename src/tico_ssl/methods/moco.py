@@ -133,7 +133,7 @@ class MoCo(Method):
         views, others = ((view_1, view_2), (view_2, view_1)) if self.config.symmetric else ((view_1,), (view_2,))
         target_views = others if fixed else ()
         if self.config.bn_splits == 1:
-            return Encoded(*encode_both(self.embed, views, self.target, target_views))
+            return Encoded(*encode_both(self.embed_views, views, self.target, target_views))
         return self._encode_in_groups(views, target_views)
 
     def _encode_in_groups(self, views: Sequence[Tensor], target_views: Sequence[Tensor]) -> Encoded:
@@ -142,7 +142,7 @@ class MoCo(Method):
             raise UserError(f"method.bn_splits {splits}: {images} images per process are no multiple of {splits**2}")
         with divided_statistics(self, splits):
             queries, keys = encode_both(
-                self.embed,
+                self.embed_views,
                 [group for view in views for group in grouped(view, splits, QUERIES)],
                 self.target,
                 [group for view in target_views for group in grouped(view, splits, KEYS)],

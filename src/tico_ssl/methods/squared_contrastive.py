@@ -110,7 +110,7 @@ class SquaredContrastive(Method):
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
         """Embeddings of view one by the online network and, with `fixed`, of view two by the target."""
         view_1, view_2 = batch.images(2)
-        return Encoded(*encode_both(self.embed, (view_1,), self.target, (view_2,) if fixed else ()))
+        return Encoded(*encode_both(self.embed_views, (view_1,), self.target, (view_2,) if fixed else ()))
 
     def loss(self, encoded: Encoded) -> StepOutput:
         """The loss of a whole batch: this process's images, the keys of all; in training mode the bank is updated."""

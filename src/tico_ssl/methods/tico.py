@@ -212,7 +212,7 @@ class TiCo(Method):
         """f(x1) and, with `fixed`, f_target(x2). Only the first two views are used."""
         view_1, view_2 = self._ordered(*batch.images(2))
         views, others = ((view_1, view_2), (view_2, view_1)) if self.config.symmetric else ((view_1,), (view_2,))
-        return Encoded(*encode_both(self.embed, views, self.target, others if fixed else ()))
+        return Encoded(*encode_both(self.embed_views, views, self.target, others if fixed else ()))
 
     def loss(self, encoded: Encoded) -> StepOutput:
         """Algorithm 1's loss of the embeddings of a whole batch."""

@@ -7,7 +7,7 @@ imported when one of its models is built: importing either takes a second or mor
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -41,14 +41,28 @@ class Backbone(nn.Module):
         self.mean, self.std = tuple(mean), tuple(std)
         self.width = _feature_width(network, config, image_size)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Features (batch, width) of normalised images."""
-        features: Tensor = self.network(images)
-        return features
+    def forward(self, images: Tensor, views: int = 1) -> Tensor:
+        """Features (batch, width) of normalised images, of which `views` equal parts have their own BatchNorm
+        statistics."""
+        features = [self.network(view) for view in images.chunk(views)]
+        return features[0] if views == 1 else torch.cat(features)
 
     def preprocess(self, images: Tensor | Sequence[Tensor]) -> Tensor:
         """Network input from uint8 images of any size: centre crop, bicubic resize, normalisation."""
         return operations.normalise(centre_crop(images, self.image_size), self.mean, self.std)
+
+
+def each(modules: Iterable[nn.Module], views: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Several views through a sequence of modules, each view with its own BatchNorm statistics. A backbone gets views
+    of one size together, which it may take in one pass."""
+    outputs = tuple(views)
+    for module in modules:
+        alike = all(view.shape == outputs[0].shape for view in outputs)
+        if isinstance(module, Backbone) and len(outputs) > 1 and alike:
+            outputs = module(torch.cat(outputs), len(outputs)).chunk(len(outputs))
+        else:
+            outputs = tuple(module(view) for view in outputs)
+    return outputs
 
 
 def build_backbone(
@@ -250,7 +264,7 @@ def _adapt_stem(network: nn.Module, config: BackboneConfig, image_size: int) -> 
             raise UserError(f"backbone.stem=small needs a ResNet with one convolution as stem, not '{config.name}'")
         return
     if config.stem == "small" or (config.stem == "auto" and image_size <= SMALL_IMAGE):
-        network.conv1 = _like(conv1, kernel_size=3, stride=1, padding=1)
+        network.conv1 = _like(conv1, kernel_size=3, stride=1, padding=config.stem_padding)
         network.maxpool = nn.Identity()
 
 

@@ -4,12 +4,14 @@ Only the forward functions of blocks are replaced: parameters, their names and t
 falls back to torch's modules where the kernels do not apply (evaluation, several processes, a CPU).
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
-from tico_ssl.networks.backbones import NarrowResNet
+from tico_ssl.networks.backbones import Backbone, NarrowResNet
 from tico_ssl.networks.weight_standardisation import EPSILON, StandardisedConv2d, standardise
 
 try:
@@ -17,11 +19,19 @@ try:
 except ImportError:  # Triton comes with torch on Linux only
     fused_kernels = None  # type: ignore[assignment]
 
-# A block's output, once for the next block's convolutions and once for its shortcut: the two gradients are added inside
-# the fused backward kernel rather than in a separate operation.
-Twice = tuple[Tensor, Tensor]
+
+class Twice(NamedTuple):
+    """A block's output, once for the next block's convolutions and once for its shortcut: the two gradients are added
+    inside the fused backward kernel rather than in a separate operation. `views` equal parts of the batch have their
+    own BatchNorm statistics."""
+
+    one: Tensor
+    other: Tensor
+    views: int = 1
+
 
 DEVICES = ("cuda",)  # tests add the CPU, with Triton's interpreter
+JOINED_PIXELS = 2**22  # of all views together, above which one view fills a GPU
 
 
 def fuse(model: nn.Module) -> nn.Module:
@@ -32,23 +42,25 @@ def fuse(model: nn.Module) -> nn.Module:
     return model
 
 
-def norm_act(norm: nn.Module, x: Tensor, residual: Tensor | None = None, relu: bool = True) -> Tensor:
+def norm_act(norm: nn.Module, x: Tensor, residual: Tensor | None = None, relu: bool = True, views: int = 1) -> Tensor:
     """relu(norm(x) + residual)."""
-    return norm_act_twice(norm, x, residual, relu)[0]
+    return norm_act_twice(norm, x, residual, relu, views).one
 
 
-def norm_act_twice(norm: nn.Module, x: Tensor, residual: Tensor | None = None, relu: bool = True) -> Twice:
+def norm_act_twice(
+    norm: nn.Module, x: Tensor, residual: Tensor | None = None, relu: bool = True, views: int = 1
+) -> Twice:
     """The same, returned twice for two consumers."""
     if type(norm) is nn.BatchNorm2d and _suits(norm, x):
         if norm.training:
-            return fused_kernels.norm_act(norm, x, residual, relu)
+            return Twice(*fused_kernels.norm_act(norm, x, residual, relu, views), views)
         if not torch.is_grad_enabled():
             y = fused_kernels.running_norm_act(norm, x, residual, relu)
-            return y, y
-    y = norm(x)
+            return Twice(y, y, views)
+    y = norm(x) if views == 1 else torch.cat([norm(view) for view in x.chunk(views)])
     y = y if residual is None else y + residual
     y = F.relu(y) if relu else y
-    return y, y
+    return Twice(y, y, views)
 
 
 def max_pool(pool: nn.Module, x: Tensor) -> Tensor:
@@ -66,24 +78,24 @@ def _lies_well(x: Tensor) -> bool:
     return x.device.type in DEVICES and x.is_contiguous(memory_format=torch.channels_last)
 
 
-def _shortcut(block: BasicBlock | Bottleneck, x: Tensor) -> Tensor:
+def _shortcut(block: BasicBlock | Bottleneck, x: Tensor, views: int) -> Tensor:
     if block.downsample is None:
         return x
     *before, norm = block.downsample
     for layer in before:
         x = layer(x)
-    return norm_act(norm, x, relu=False)
+    return norm_act(norm, x, relu=False, views=views)
 
 
 def _block(block: BasicBlock | Bottleneck, x: Tensor | Twice, *layers: tuple[nn.Module, nn.Module]) -> Tensor | Twice:
     """Convolutions, each with its norm, and the shortcut. In a network that is not fused as a whole, input and output
     are one tensor each."""
-    out, other = x if isinstance(x, tuple) else (x, x)
+    out, other, views = x if isinstance(x, Twice) else Twice(x, x)
     *before, (last, norm) = layers
     for convolution, norm_before in before:
-        out = norm_act(norm_before, convolution(out))
-    result = norm_act_twice(norm, last(out), _shortcut(block, other))
-    return result if isinstance(x, tuple) else result[0]
+        out = norm_act(norm_before, convolution(out), views=views)
+    result = norm_act_twice(norm, last(out), _shortcut(block, other, views), views=views)
+    return result if isinstance(x, Twice) else result.one
 
 
 class FusedBasicBlock(BasicBlock):
@@ -123,22 +135,23 @@ def _folded(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def _blocks(network: ResNet | NarrowResNet, images: Tensor) -> Tensor:
-    """All but the final pooling."""
-    x = norm_act_twice(network.bn1, stem_convolution(network.conv1, images))
+def _pooled(network: ResNet | NarrowResNet, images: Tensor, views: int = 1) -> Tensor:
+    """The pooled features of images, of which `views` equal parts have their own BatchNorm statistics."""
+    x = norm_act_twice(network.bn1, stem_convolution(network.conv1, images), views=views)
     if not isinstance(network.maxpool, nn.Identity):
-        pooled = max_pool(network.maxpool, x[0])
-        x = pooled, pooled
+        pooled = max_pool(network.maxpool, x.one)
+        x = Twice(pooled, pooled, views)
     for stage in (network.layer1, network.layer2, network.layer3, network.layer4):
         x = stage(x)
-    return x[0]
+    features: Tensor = network.avgpool(x.one)
+    return features.flatten(1)
 
 
 class FusedResNet(ResNet):
     """torchvision's network with a fused stem and blocks."""
 
     def _forward_impl(self, x: Tensor) -> Tensor:
-        features: Tensor = self.fc(torch.flatten(self.avgpool(_blocks(self, x)), 1))
+        features: Tensor = self.fc(_pooled(self, x))
         return features
 
 
@@ -147,8 +160,20 @@ class FusedNarrowResNet(NarrowResNet):
 
     def forward(self, images: Tensor) -> Tensor:
         """Pooled features."""
-        pooled: Tensor = self.avgpool(_blocks(self, images))
-        return pooled.flatten(1)
+        return _pooled(self, images)
+
+
+class FusedBackbone(Backbone):
+    """A backbone that takes several small views in one pass, which fills a GPU better than a pass for each."""
+
+    def forward(self, images: Tensor, views: int = 1) -> Tensor:
+        """Features; the result is that of a pass for each view."""
+        network, pixels = self.network, images.numel() // images.shape[1]
+        joins = isinstance(network, FusedResNet | FusedNarrowResNet) and network.training and pixels <= JOINED_PIXELS
+        if views == 1 or not joins or images.device.type not in DEVICES:
+            return super().forward(images, views)
+        assert isinstance(network, FusedResNet | FusedNarrowResNet)
+        return _pooled(network, images, views)
 
 
 class FusedStandardisedConv2d(StandardisedConv2d):
@@ -170,6 +195,7 @@ def _is_dense(weight: Tensor) -> bool:
 
 
 FUSED: dict[type[nn.Module], type[nn.Module]] = {
+    Backbone: FusedBackbone,
     BasicBlock: FusedBasicBlock,
     Bottleneck: FusedBottleneck,
     ResNet: FusedResNet,

@@ -9,6 +9,9 @@ With the rows of a channels-last activation as x (M, C), scale = weight / sqrt(v
 
     y  = relu(scale (x - mean) + bias + residual)
     dx = scale (z - mean(z) - xhat mean(z xhat)),   d residual = z,   d weight = sum(z xhat),   d bias = sum(z)
+
+A batch may consist of several views, equal parts of its rows, each with its own mean and variance: convolutions then
+run once over all of them, and the result is that of one pass per view.
 """
 
 from typing import Any
@@ -25,9 +28,11 @@ WAVES = 4  # summing programs per multiprocessor: the fewest that saturate memor
 MANY_ROWS = 65536  # from which wide tiles read faster. All measured on an H200.
 
 
-def norm_act(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, relu: bool) -> tuple[Tensor, Tensor]:
+def norm_act(
+    norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, relu: bool, views: int = 1
+) -> tuple[Tensor, Tensor]:
     """relu(norm(x) + residual) of a BatchNorm in training, for two consumers; the kernel adds their gradients."""
-    both: tuple[Tensor, Tensor] = _NormAct.apply(x, norm.weight, norm.bias, residual, norm, relu)
+    both: tuple[Tensor, Tensor] = _NormAct.apply(x, norm.weight, norm.bias, residual, norm, relu, views)
     return both
 
 
@@ -59,69 +64,79 @@ def max_pool(x: Tensor) -> Tensor:
 class _NormAct(torch.autograd.Function):
     @staticmethod
     def forward(
-        context: Any, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, norm: nn.BatchNorm2d, relu: bool
+        context: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        residual: Tensor | None,
+        norm: nn.BatchNorm2d,
+        relu: bool,
+        views: int,
     ) -> tuple[Tensor, Tensor]:
         context.set_materialize_grads(False)  # often there is one consumer
         channels = x.shape[1]
-        rows = x.numel() // channels
+        rows = x.numel() // channels // views
         y = torch.empty_like(x)
         if residual is not None:
             residual = residual.to(x.dtype).contiguous(memory_format=torch.channels_last)
-        # mean, 1 / standard deviation, scale, offset
-        statistics = torch.empty((4, channels), device=x.device, dtype=torch.float32)
-        partial, splits, shape = _plan(x, rows, channels, 128 if rows > MANY_ROWS else 64)
+        # for each view: mean, 1 / standard deviation, scale, offset
+        statistics = torch.empty((views, 4, channels), device=x.device, dtype=torch.float32)
+        partial, splits, shape = _plan(x, rows, channels, views, 128 if rows * views > MANY_ROWS else 64)
         warps = 8 if shape[2] == 64 else 4
-        _sums[(splits, shape[0])](x, partial, rows, channels, splits, *shape[1:], num_warps=warps)
+        _sums[(splits, shape[0], views)](x, partial, rows, channels, splits, *shape[1:], num_warps=warps)
         _finish_sums[(triton.cdiv(channels, FINISHED),)](
             partial, x, weight, bias, statistics, norm.running_mean, norm.running_var, norm.num_batches_tracked,
-            rows, channels, splits, norm.eps, norm.momentum, FINISHED,
+            rows, channels, splits, views, norm.eps, norm.momentum, FINISHED,
         )  # fmt: skip
-        tiles = triton.cdiv(rows, shape[1])
+        grid = triton.cdiv(rows, shape[1]), shape[0], views
         other = x if residual is None else residual
-        _transform[(tiles, shape[0])](x, other, statistics, y, rows, channels, residual is not None, relu, *shape[1:])
+        _transform[grid](x, other, statistics, y, rows, channels, residual is not None, relu, *shape[1:])
         context.save_for_backward(x, weight, statistics, y if residual is not None and relu else x)
-        context.settings = residual is not None, relu, bias.dtype
+        context.settings = residual is not None, relu, bias.dtype, views
         return y, y.detach()
 
     @staticmethod
     def backward(context: Any, dy: Tensor | None, other_dy: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight, statistics, y = context.saved_tensors
-        has_residual, relu, bias_dtype = context.settings
+        has_residual, relu, bias_dtype, views = context.settings
         first, second = (None if d is None else d.contiguous(memory_format=torch.channels_last) for d in (dy, other_dy))
         if first is None:
             first, second = second, None
         assert first is not None
         channels = x.shape[1]
-        rows = x.numel() // channels
+        rows = x.numel() // channels // views
         # The mask of ReLU: read from y if a residual was added, recomputed from x otherwise.
         gate = 0 if not relu else 2 if has_residual else 1
         # z is stored if it is the residual's gradient, or a sum that would otherwise be computed twice.
         keeps = gate == 2 or second is not None
         z = torch.empty_like(x) if keeps else first
-        partial, splits, shape = _plan(x, rows, channels)
-        _gradient_sums[(splits, shape[0])](
+        partial, splits, shape = _plan(x, rows, channels, views)
+        _gradient_sums[(splits, shape[0], views)](
             first, first if second is None else second, x, y, statistics, partial, z,
             rows, channels, splits, gate, second is not None, keeps, *shape[1:],
         )  # fmt: skip
-        # d bias, d weight, and the two means of the formula above
-        sums = torch.empty((4, channels), device=x.device, dtype=torch.float32)
+        # d bias, d weight, and for each view the two means of the formula above
+        sums = torch.empty((2 + 2 * views, channels), device=x.device, dtype=torch.float32)
         _finish_gradient_sums[(triton.cdiv(channels, FINISHED),)](
-            partial, statistics, sums, rows, channels, splits, FINISHED
+            partial, statistics, sums, rows, channels, splits, views, FINISHED
         )
         dx = torch.empty_like(x)
-        tiles = triton.cdiv(rows, shape[1])
-        _gradient[(tiles, shape[0])](z, x, statistics, sums, dx, rows, channels, gate == 1 and not keeps, *shape[1:])
-        return dx, sums[1].to(weight.dtype), sums[0].to(bias_dtype), z if has_residual else None, None, None
+        grid = triton.cdiv(rows, shape[1]), shape[0], views
+        _gradient[grid](z, x, statistics, sums, dx, rows, channels, gate == 1 and not keeps, *shape[1:])
+        return dx, sums[1].to(weight.dtype), sums[0].to(bias_dtype), z if has_residual else None, None, None, None
 
 
-def _plan(x: Tensor, rows: int, channels: int, across: int = 64) -> tuple[Tensor, int, tuple[int, int, int]]:
-    """Buffer for partial sums, number of programs that share the rows, and (blocks of channels, tile)."""
+def _plan(
+    x: Tensor, rows: int, channels: int, views: int, across: int = 64
+) -> tuple[Tensor, int, tuple[int, int, int]]:
+    """Buffer for partial sums, number of programs that share the rows of a view, and (blocks of channels, tile)."""
     across = min(across, triton.next_power_of_2(channels))
     down = TILE // across
     blocks = triton.cdiv(channels, across)
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
-    splits = max(1, min(triton.cdiv(rows, down), processors * WAVES // blocks))
-    return torch.empty((splits, 2, channels), device=x.device, dtype=torch.float32), splits, (blocks, down, across)
+    splits = max(1, min(triton.cdiv(rows, down), processors * WAVES // (blocks * views)))
+    partial = torch.empty((views, splits, 2, channels), device=x.device, dtype=torch.float32)
+    return partial, splits, (blocks, down, across)
 
 
 @triton.jit
@@ -139,9 +154,18 @@ def _tile(number, channel, known, rows, channels, down: tl.constexpr):
 
 
 @triton.jit
+def _view(rows, channels):
+    """This program's view, and the offset of its first value."""
+    view = tl.program_id(2)
+    return view, view.to(tl.int64) * rows * channels
+
+
+@triton.jit
 def _sums(x, partial, rows, channels, splits, down: tl.constexpr, across: tl.constexpr):
     """Sums and sums of squares over every splits-th tile, shifted by the first row to avoid cancellation."""
     split = tl.program_id(0)
+    view, start = _view(rows, channels)
+    x += start
     channel, known = _channels(channels, across)
     origin = tl.load(x + channel, known, 0.0).to(tl.float32)[None, :]
     total = tl.zeros((down, across), tl.float32)
@@ -151,20 +175,20 @@ def _sums(x, partial, rows, channels, splits, down: tl.constexpr, across: tl.con
         value = tl.where(exists, tl.load(x + at, exists, 0.0).to(tl.float32) - origin, 0.0)
         total += value
         squares += value * value
-    out = partial + split * 2 * channels + channel
+    out = partial + (view * splits + split) * 2 * channels + channel
     tl.store(out, tl.sum(total, 0), known)
     tl.store(out + channels, tl.sum(squares, 0), known)
 
 
 @triton.jit
-def _added(partial, channels, splits, channel, known, across: tl.constexpr):
-    """Both partial sums, reduced over all splits."""
+def _added(partial, view, channels, splits, channel, known, across: tl.constexpr):
+    """Both partial sums of a view, reduced over all splits."""
     first = tl.zeros((TOGETHER, across), tl.float32)
     second = tl.zeros((TOGETHER, across), tl.float32)
     for start in range(0, splits, TOGETHER):
         split = start + tl.arange(0, TOGETHER)
         exists = (split < splits)[:, None] & known[None, :]
-        at = partial + split[:, None] * 2 * channels + channel[None, :]
+        at = partial + (view * splits + split)[:, None] * 2 * channels + channel[None, :]
         first += tl.load(at, exists, 0.0)
         second += tl.load(at + channels, exists, 0.0)
     return tl.sum(first, 0), tl.sum(second, 0)
@@ -173,30 +197,33 @@ def _added(partial, channels, splits, channel, known, across: tl.constexpr):
 @triton.jit
 def _finish_sums(
     partial, x, weight, bias, statistics, running_mean, running_variance, batches,
-    rows, channels, splits, eps, momentum, across: tl.constexpr,
+    rows, channels, splits, views, eps, momentum, across: tl.constexpr,
 ):  # fmt: skip
-    """Mean and variance, the coefficients of the transform, and the running statistics."""
+    """Mean and variance, the coefficients of the transform, and the running statistics, which see view after view."""
     channel = tl.program_id(0) * across + tl.arange(0, across)
     known = channel < channels
-    first, second = _added(partial, channels, splits, channel, known, across)
-    origin = tl.load(x + channel, known, 0.0).to(tl.float32)
-    mean = first / rows
-    variance = tl.maximum(second / rows - mean * mean, 0.0)
-    mean += origin
-    inverse = 1 / tl.sqrt(variance + eps)
-    scale = tl.load(weight + channel, known, 0.0).to(tl.float32) * inverse
-    tl.store(statistics + channel, mean, known)
-    tl.store(statistics + channels + channel, inverse, known)
-    tl.store(statistics + 2 * channels + channel, scale, known)
-    offset = tl.load(bias + channel, known, 0.0).to(tl.float32) - mean * scale
-    tl.store(statistics + 3 * channels + channel, offset, known)
-    old = tl.load(running_mean + channel, known, 0.0)
-    tl.store(running_mean + channel, old + momentum * (mean - old), known)
-    old = tl.load(running_variance + channel, known, 0.0)
-    unbiased = variance * (rows / tl.maximum(rows - 1, 1))
-    tl.store(running_variance + channel, old + momentum * (unbiased - old), known)
+    average = tl.load(running_mean + channel, known, 0.0)
+    spread = tl.load(running_variance + channel, known, 0.0)
+    for view in range(views):
+        first, second = _added(partial, view, channels, splits, channel, known, across)
+        origin = tl.load(x + channel, known, 0.0).to(tl.float32)
+        mean = first / rows
+        variance = tl.maximum(second / rows - mean * mean, 0.0)
+        mean += origin
+        inverse = 1 / tl.sqrt(variance + eps)
+        scale = tl.load(weight + channel, known, 0.0).to(tl.float32) * inverse
+        out = statistics + view * 4 * channels + channel
+        tl.store(out, mean, known)
+        tl.store(out + channels, inverse, known)
+        tl.store(out + 2 * channels, scale, known)
+        tl.store(out + 3 * channels, tl.load(bias + channel, known, 0.0).to(tl.float32) - mean * scale, known)
+        average += momentum * (mean - average)
+        spread += momentum * (variance * (rows / tl.maximum(rows - 1, 1)) - spread)
+        x += rows * channels
+    tl.store(running_mean + channel, average, known)
+    tl.store(running_variance + channel, spread, known)
     if tl.program_id(0) == 0:
-        tl.store(batches, tl.load(batches) + 1)
+        tl.store(batches, tl.load(batches) + views)
 
 
 @triton.jit
@@ -216,8 +243,11 @@ def _transform(
     x, residual, statistics, y, rows, channels,
     adds: tl.constexpr, relu: tl.constexpr, down: tl.constexpr, across: tl.constexpr,
 ):  # fmt: skip
+    view, start = _view(rows, channels)
     channel, known = _channels(channels, across)
     at, exists = _tile(tl.program_id(0), channel, known, rows, channels, down)
+    at += start
+    statistics += view * 4 * channels
     scale = tl.load(statistics + 2 * channels + channel, known, 0.0)[None, :]
     offset = tl.load(statistics + 3 * channels + channel, known, 0.0)[None, :]
     value = tl.load(x + at, exists, 0.0).to(tl.float32) * scale + offset
@@ -235,7 +265,9 @@ def _gradient_sums(
 ):  # fmt: skip
     """Sums of z and of z (x - mean) over every splits-th tile."""
     split = tl.program_id(0)
+    view, start = _view(rows, channels)
     channel, known = _channels(channels, across)
+    statistics += view * 4 * channels
     mean = tl.load(statistics + channel, known, 0.0)[None, :]
     scale = tl.load(statistics + 2 * channels + channel, known, 0.0)[None, :]
     offset = tl.load(statistics + 3 * channels + channel, known, 0.0)[None, :]
@@ -243,6 +275,7 @@ def _gradient_sums(
     products = tl.zeros((down, across), tl.float32)
     for number in range(split, tl.cdiv(rows, down), splits):
         at, exists = _tile(number, channel, known, rows, channels, down)
+        at += start
         value = tl.load(x + at, exists, 0.0).to(tl.float32)
         z = tl.load(dy + at, exists, 0.0).to(tl.float32)
         if adds:
@@ -255,34 +288,44 @@ def _gradient_sums(
             tl.store(kept + at, z, exists)
         total += z
         products += z * (value - mean)
-    out = partial + split * 2 * channels + channel
+    out = partial + (view * splits + split) * 2 * channels + channel
     tl.store(out, tl.sum(total, 0), known)
     tl.store(out + channels, tl.sum(products, 0), known)
 
 
 @triton.jit
-def _finish_gradient_sums(partial, statistics, sums, rows, channels, splits, across: tl.constexpr):
+def _finish_gradient_sums(partial, statistics, sums, rows, channels, splits, views, across: tl.constexpr):
     channel = tl.program_id(0) * across + tl.arange(0, across)
     known = channel < channels
-    total, products = _added(partial, channels, splits, channel, known, across)
-    d_weight = products * tl.load(statistics + channels + channel, known, 0.0)
-    tl.store(sums + channel, total, known)
+    d_bias = tl.zeros((across,), tl.float32)
+    d_weight = tl.zeros((across,), tl.float32)
+    for view in range(views):
+        total, products = _added(partial, view, channels, splits, channel, known, across)
+        products *= tl.load(statistics + (view * 4 + 1) * channels + channel, known, 0.0)
+        d_bias += total
+        d_weight += products
+        means = sums + (2 + 2 * view) * channels + channel
+        tl.store(means, total / rows, known)
+        tl.store(means + channels, products / rows, known)
+    tl.store(sums + channel, d_bias, known)
     tl.store(sums + channels + channel, d_weight, known)
-    tl.store(sums + 2 * channels + channel, total / rows, known)
-    tl.store(sums + 3 * channels + channel, d_weight / rows, known)
 
 
 @triton.jit
 def _gradient(
     dz, x, statistics, sums, dx, rows, channels, gates: tl.constexpr, down: tl.constexpr, across: tl.constexpr
 ):
+    view, start = _view(rows, channels)
     channel, known = _channels(channels, across)
     at, exists = _tile(tl.program_id(0), channel, known, rows, channels, down)
+    at += start
+    statistics += view * 4 * channels
+    sums += (2 + 2 * view) * channels
     mean = tl.load(statistics + channel, known, 0.0)[None, :]
     inverse = tl.load(statistics + channels + channel, known, 0.0)[None, :]
     scale = tl.load(statistics + 2 * channels + channel, known, 0.0)[None, :]
-    mean_z = tl.load(sums + 2 * channels + channel, known, 0.0)[None, :]
-    mean_product = tl.load(sums + 3 * channels + channel, known, 0.0)[None, :]
+    mean_z = tl.load(sums + channel, known, 0.0)[None, :]
+    mean_product = tl.load(sums + channels + channel, known, 0.0)[None, :]
     value = tl.load(x + at, exists, 0.0).to(tl.float32)
     z = tl.load(dz + at, exists, 0.0).to(tl.float32)
     if gates:

@@ -16,6 +16,8 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from tico_ssl.networks.backbones import each
+
 Embeddings = tuple[Tensor, ...]
 
 
@@ -47,10 +49,13 @@ class Target(nn.Sequential):
 
 
 def encode_both(
-    online: Callable[[Tensor], Tensor], views: Sequence[Tensor], target: Target, target_views: Sequence[Tensor]
+    online: Callable[[Sequence[Tensor]], Embeddings],
+    views: Sequence[Tensor],
+    target: Target,
+    target_views: Sequence[Tensor],
 ) -> tuple[Embeddings, Embeddings]:
     """The outputs of the online network for its views and, without gradient, of the target for its own; in parallel if
-    there is a second stream. Each view has its own forward pass: in one batch they would share BatchNorm statistics.
+    there is a second stream. Each view has its own BatchNorm statistics.
 
     The second stream waits for all work launched before and is joined at the end, so memory freed by either is not
     reused too early. The caller keeps the views alive until then.
@@ -60,8 +65,8 @@ def encode_both(
         side.wait_stream(torch.cuda.current_stream())
     try:
         with torch.no_grad(), nullcontext() if side is None else torch.cuda.stream(side):
-            fixed = tuple(target(view) for view in target_views)
-        trained = tuple(online(view) for view in views)
+            fixed = each(target, target_views)
+        trained = online(views)
     finally:
         if side is not None:  # also on an exception: a capture must not end with an unjoined stream
             torch.cuda.current_stream().wait_stream(side)

@@ -1,4 +1,4 @@
-"""LARS as BYOL, Barlow Twins, VICReg and TiCo use it.
+"""LARS as BYOL, Barlow Twins, VICReg and TiCo use it, and its public variants.
 
 For every weight with two or more dimensions, with gradient g:
 
@@ -7,13 +7,21 @@ For every weight with two or more dimensions, with gradient g:
     m <- momentum * m + g                         (m starts at 0; the learning rate stays outside)
     p <- p - lr * m
 
-Biases and normalisation parameters (one dimension or none) take the last two lines only.
-Several public versions differ: they add an epsilon, take the norm before the decay, or fold lr into the momentum.
-One of them is available: with `clip` (solo-learn, LARC) the second line is
+Biases and normalisation parameters (one dimension or none) take the last two lines only, unless `decay_all` gives them
+weight decay, or `adapt_all` the second line. Decay and adaptation are independent.
+
+Several public versions differ: they add an epsilon, or fold lr into the momentum. Two variants are available. With
+`separate_norms` (apex's LARC, solo-learn) the decay enters by its own norm, and a parameter without gradient has none:
+
+    g <- (g + weight_decay * p) * trust_coefficient * |p| / (|g| + weight_decay * |p| + 1e-8)
+         (g where either norm is 0)
+
+With `clip` (solo-learn, LARC by default) lr is an upper bound of the adapted rate, not a factor:
 
     g <- g * min(trust_coefficient * |p| / |g| / lr, 1)
 
-so that lr is an upper bound of the adapted rate, not a factor.
+SGD inside LARC has the last two lines in the same order, so apex's LARC without clipping, over all parameters, is
+`separate_norms`, `adapt_all` and `decay_all`.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,6 +30,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+EPSILON = 1e-8  # of LARC, in the denominator of separate norms
 
 
 class LARS(Optimizer):
@@ -35,6 +45,9 @@ class LARS(Optimizer):
         weight_decay: float = 1.5e-6,
         trust_coefficient: float = 1e-3,
         clip: bool = False,
+        separate_norms: bool = False,
+        adapt_all: bool = False,
+        decay_all: bool = False,
     ) -> None:
         for name, value in {"lr": lr, "weight_decay": weight_decay, "trust_coefficient": trust_coefficient}.items():
             if not float(value) >= 0:  # also catches NaN
@@ -47,8 +60,18 @@ class LARS(Optimizer):
             "weight_decay": weight_decay,
             "trust_coefficient": trust_coefficient,
             "clip": clip,
+            "separate_norms": separate_norms,
+            "adapt_all": adapt_all,
+            "decay_all": decay_all,
         }
         super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A state that was saved before an option existed has it off."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for option in ("clip", "separate_norms", "adapt_all", "decay_all"):
+                group.setdefault(option, False)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -67,9 +90,10 @@ class LARS(Optimizer):
         weights = [p for p in params if p.ndim > 1]
         others = [p for p in params if p.ndim <= 1]
         lr = group["lr"]
-        cap = lr if group.get("clip") else None  # missing in states that were saved before it existed
-        directions = _adapted(weights, group["weight_decay"], group["trust_coefficient"], cap) if weights else []
-        directions += [p.grad for p in others if p.grad is not None]
+        directions = _directions(weights, group, group["weight_decay"], adapt=True)
+        directions += _directions(
+            others, group, group["weight_decay"] if group["decay_all"] else 0.0, adapt=group["adapt_all"]
+        )
         params = weights + others
         momenta = [self._momentum_of(p) for p in params]
         torch._foreach_mul_(momenta, group["momentum"])
@@ -87,18 +111,34 @@ class LARS(Optimizer):
         return buffer
 
 
-def _adapted(
-    weights: list[Tensor], weight_decay: float, trust_coefficient: float, cap: float | Tensor | None
-) -> list[Tensor]:
-    """Gradients with weight decay, each rescaled to trust_coefficient times the norm of its weight; with a cap, to that
-    over the cap, but never enlarged."""
-    gradients = [p.grad for p in weights if p.grad is not None]
-    directions = list(torch._foreach_add(gradients, weights, alpha=weight_decay))
-    weight_norms = torch.stack(torch._foreach_norm(weights))
-    norms = torch.stack(torch._foreach_norm(directions))
-    ratios = trust_coefficient * weight_norms / norms
-    if cap is not None:
-        ratios = (ratios / cap).clamp(max=1.0)  # a learning rate of zero gives infinity, clipped to one
-    ratios = torch.where((weight_norms > 0) & (norms > 0), ratios, torch.ones_like(ratios))
-    torch._foreach_mul_(directions, list(ratios.unbind()))
+def _directions(params: list[Tensor], group: dict[str, Any], weight_decay: float, adapt: bool) -> list[Tensor]:
+    """Gradients with weight decay, each rescaled by its trust ratio if they adapt."""
+    gradients = [p.grad for p in params if p.grad is not None]
+    if not gradients or not (weight_decay or adapt):
+        return gradients
+    directions = list(torch._foreach_add(gradients, params, alpha=weight_decay))
+    if adapt:
+        ratios = _trust_ratios(params, gradients, directions, group, weight_decay)
+        torch._foreach_mul_(directions, list(ratios.unbind()))
     return directions
+
+
+def _trust_ratios(
+    params: list[Tensor],
+    gradients: list[Tensor],
+    directions: list[Tensor],
+    group: dict[str, Any],
+    weight_decay: float,
+) -> Tensor:
+    """Factors that make the norm of a direction trust_coefficient times that of its parameter; clipped, that over the
+    learning rate, but at most 1."""
+    sizes = torch.stack(torch._foreach_norm(params))
+    norms = torch.stack(torch._foreach_norm(gradients if group["separate_norms"] else directions))
+    total = norms + weight_decay * sizes + EPSILON if group["separate_norms"] else norms
+    ratios = group["trust_coefficient"] * sizes / total
+    if group["clip"]:
+        ratios = (ratios / group["lr"]).clamp(max=1.0)  # a learning rate of zero gives infinity, clipped to one
+    ratios = torch.where((sizes > 0) & (norms > 0), ratios, torch.ones_like(ratios))
+    if group["separate_norms"]:
+        ratios = torch.where(norms > 0, ratios, torch.zeros_like(ratios))  # no gradient, no decay
+    return ratios

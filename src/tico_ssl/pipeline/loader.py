@@ -20,7 +20,6 @@ from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.randomness import generator
 from tico_ssl.views.executor import Views, sizes_of
-from tico_ssl.views.table import PLACE
 
 RESIDENT_SHARE = 0.4  # fraction of the device's free memory that the images may take
 PIECE = 1024  # images moved to the device at a time, so that mapped ones are never in memory all at once
@@ -100,7 +99,7 @@ class Loader:
     def _streamed(self, start: int, stop: int) -> Iterator[RawBatch]:
         assert self._stream is not None
         tasks = (
-            Task(self.indices(step).numpy(), self._uniforms(step)[..., : PLACE.width].numpy())
+            Task(self.indices(step).numpy(), self._uniforms(step)[..., : self.views.place.width].numpy())
             for step in range(start, stop)
         )
         batches = self._stream.batches(tasks)

@@ -12,9 +12,9 @@ from tico_ssl.results.record import Line, Record
 
 MOST_POINTS = 2_000  # of a curve: a screen shows no more
 MOMENTS = 10  # spectra in one figure
-NO_TERMS = {"embedding_std", "mean_cosine", "participation_ratio", "largest_eigenvalue", "ema_decay", "lr"}
+NO_TERMS = {"embedding_std", "mean_cosine", "participation_ratio", "largest_eigenvalue", "ema_decay", "lr", "fixed_lr"}
 SCHEDULES = (
-    ("lr", "Learning rate", "Linear warm-up, then cosine decay."),
+    ("lr", "Learning rate", "Linear warm-up, then decay by a cosine or in steps."),
     ("ema_decay", "EMA decay of the target network", "Near 1 the target hardly changes."),
 )
 SPREADS = (

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from tico_ssl.config.recipe import Recipe
-from tico_ssl.optim.schedules import scaled_lr, warmup_cosine
+from tico_ssl.config.sections import OptimizerConfig
+from tico_ssl.optim.schedules import scaled_lr, warmup_cosine, warmup_steps
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class Plan:
     steps: int
     warmup: int
     peak_lr: float
-    end_lr: float
+    optimizer: OptimizerConfig
 
     @classmethod
     def of(cls, recipe: Recipe, steps_per_epoch: int) -> "Plan":
@@ -22,7 +23,12 @@ class Plan:
         optimizer, steps = recipe.optimizer, steps_per_epoch * recipe.training.epochs
         peak = scaled_lr(optimizer.lr, recipe.training.batch_size) if optimizer.scale_lr else optimizer.lr
         warmup = min(round(optimizer.warmup_epochs * steps_per_epoch), steps - 1)
-        return cls(steps_per_epoch, steps, warmup, peak, peak * optimizer.end_lr_ratio)
+        return cls(steps_per_epoch, steps, warmup, peak, optimizer)
+
+    @property
+    def end_lr(self) -> float:
+        """Final learning rate of a cosine schedule."""
+        return self.peak_lr * self.optimizer.end_lr_ratio
 
     def due(self, done: int, every_epochs: int) -> bool:
         """Whether something that happens every `every_epochs` epochs, and after the last, is due after `done` steps."""
@@ -34,4 +40,8 @@ class Plan:
 
     def lr(self, step: int) -> float:
         """Learning rate of a step."""
-        return warmup_cosine(step, self.steps, self.warmup, self.peak_lr, self.end_lr)
+        optimizer, peak = self.optimizer, self.peak_lr
+        start = peak * optimizer.start_lr_ratio
+        if optimizer.schedule == "cosine":
+            return warmup_cosine(step, self.steps, self.warmup, peak, self.end_lr, start)
+        return warmup_steps(step, self.steps, self.warmup, peak, optimizer.decay_at, optimizer.decay, start)

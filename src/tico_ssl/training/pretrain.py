@@ -80,8 +80,8 @@ def prepare(recipe: Recipe, device: torch.device) -> Setup:
     loader = Loader(source, views, settings.batch_size, settings.seed, device, workers, bad, data.on_gpu)
     method = build_method(recipe, device, precision)
     method.check_data(len(source), source.labels)
-    optimizer = build_optimizer(method, recipe.optimizer)
     plan = Plan.of(recipe, loader.steps_per_epoch)
+    optimizer = build_optimizer(method, recipe.optimizer, plan.peak_lr, method.fixed_rate())
     return Setup(recipe, device, precision, source, loader, plan, method, optimizer)
 
 
@@ -150,7 +150,8 @@ class _Moments:
 
     def log(self, done: int, outcome: Outcome) -> None:
         setup, plan = self.setup, self.setup.plan
-        values = measure(outcome.output, setup.method, outcome.extra | {"lr": plan.lr(done - 1)})
+        rates = {"lr": plan.lr(done - 1)} | ({"fixed_lr": plan.peak_lr} if setup.method.fixed_rate() else {})
+        values = measure(outcome.output, setup.method, outcome.extra | rates)
         waited = setup.loader.take_waited()
         self.monitor.log(done, plan.epoch(done), values, setup.method, done > plan.warmup, waited)
 

@@ -17,9 +17,20 @@ from tico_ssl.runtime import fallbacks
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.randomness import named_generator
 from tico_ssl.views import operations
-from tico_ssl.views.geometry import box_ranges, boxes, cut_jigsaw
+from tico_ssl.views.geometry import Boxes, cut_jigsaw
 from tico_ssl.views.resampling import resized_bytes, suits_kernel
-from tico_ssl.views.table import CROP, FLIP, JIGSAW, OPERATIONS, PLACE, Layout, Operation, at_work
+from tico_ssl.views.table import (
+    CROP,
+    FLIP,
+    JIGSAW,
+    OPERATIONS,
+    PLACE,
+    RETRIES,
+    Layout,
+    Operation,
+    at_work,
+    blur_taps,
+)
 
 try:
     from tico_ssl.views import kernels
@@ -31,7 +42,8 @@ BOX = PLACE.columns(CROP)
 
 
 class Views:
-    """Makes the views of a recipe; `table` lists the operations after the crop."""
+    """Makes the views of a recipe; `table` lists the operations after the crop. The first columns of its numbers are
+    those of `place`, which say where a view is cut."""
 
     def __init__(
         self,
@@ -45,9 +57,10 @@ class Views:
         self.policies = [policy for policy in policies for _ in range(policy.count)]
         self.image_size, self.dtype, self.table = image_size, dtype, tuple(table)
         self.mean, self.std = tuple(mean), tuple(std)
-        self._whole, self._piece = Layout((*PLACE.draws, *table)), Layout((JIGSAW, *table))
+        self._boxes = Boxes(self.policies)
+        self.place = Layout((*PLACE.draws, RETRIES)) if self._boxes.retried else PLACE
+        self._whole, self._piece = Layout((*self.place.draws, *table)), Layout((JIGSAW, *table))
         self._rules, self._piece_rules = self._whole.rules(self.policies), self._piece.rules(self.policies)
-        self._box_ranges = box_ranges(self.policies)
         for policy in policies:
             if policy.jigsaw > policy.side(image_size):
                 raise UserError(f"views: {policy.side(image_size)} pixels cannot be cut into {policy.jigsaw} pieces")
@@ -94,7 +107,8 @@ class Views:
         """Decide by a layout that equals that of whole views or is a prefix of it."""
         decisions = layout.decide(uniforms, self._rules[..., : layout.width])
         if sizes is not None:
-            decisions[..., BOX] = boxes(uniforms[..., BOX], sizes, self._box_ranges)
+            retries = uniforms[..., PLACE.width : self.place.width]
+            decisions[..., BOX] = self._boxes(uniforms[..., BOX], retries, sizes)
         return decisions
 
     def _pieces(self, numbers: Tensor) -> Tensor:
@@ -107,11 +121,11 @@ class Views:
         return tuple(self._crop(images, places[:, number], policy) for number, policy in enumerate(self.policies))
 
     def crop_bytes(self, image: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
-        """The same for one image (C, H, W), as uint8; `uniforms` (views, columns) are those of `PLACE`."""
+        """The same for one image (C, H, W), as uint8; `uniforms` (views, columns) are those of `place`."""
         sizes = torch.tensor(image.shape[-2:], dtype=uniforms.dtype)
-        places = self._decide(PLACE, uniforms, sizes).int().tolist()
+        places = self._decide(self.place, uniforms, sizes)[:, : PLACE.width].int().tolist()
         return tuple(
-            resized_bytes(image, place, policy.side(self.image_size))
+            resized_bytes(image, place, policy.side(self.image_size), policy.interpolation)
             for place, policy in zip(places, self.policies, strict=True)
         )
 
@@ -136,11 +150,12 @@ class Views:
         side = policy.side(self.image_size)
         if isinstance(images, Tensor) and images.dtype == torch.uint8 and by_kernels(images.device):
             dtype = kernels.STORED if self._finished_by_kernels(images, policy) else torch.float32
-            return kernels.resized_crop(images, places, side, dtype)
+            return kernels.resized_crop(images, places, side, dtype, policy.interpolation)
         if suits_kernel(images):  # a quarter of the memory, without loss
-            return torch.stack([resized_bytes(*crop, side) for crop in zip(images, places.int().tolist(), strict=True)])
-        flip = PLACE.named(places, FLIP)["apply"]
-        return operations.resized_crop(images, **PLACE.named(places, CROP), flip=flip, size=side)
+            crops = zip(images, places.int().tolist(), strict=True)
+            return torch.stack([resized_bytes(*crop, side, policy.interpolation) for crop in crops])
+        box, flip = PLACE.named(places, CROP), PLACE.named(places, FLIP)["apply"]
+        return operations.resized_crop(images, **box, flip=flip, size=side, interpolation=policy.interpolation)
 
     def _finish_view(self, crop: Tensor, decisions: Tensor, policy: ViewPolicy) -> Tensor:
         if policy.jigsaw == 0:
@@ -154,7 +169,7 @@ class Views:
     def _finish(self, view: Tensor, decisions: Tensor, layout: Layout, policy: ViewPolicy) -> Tensor:
         """Jigsaw pieces are finished separately, so that common colours do not reveal neighbours."""
         if by_kernels(view.device) and self._finished_by_kernels(view, policy):
-            taps = operations.blur_kernel(view.shape[-1]) if policy.blur > 0 else 0
+            taps = blur_taps(policy, view.shape[-1]) if policy.blur > 0 else 0
             columns = decisions[:, layout.columns(*OPERATIONS)]
             return kernels.finish(view, columns, taps, policy.greyscale_first, self.mean, self.std, self.dtype)
         if view.device.type == "cpu" and view.shape[-1] >= LARGE and len(view) > 1:
@@ -166,7 +181,7 @@ class Views:
         if view.dtype == torch.uint8:
             view = view.contiguous() / 255
         for operation in at_work(policy, view.shape[1], self.table):
-            view = operation.operator(view, **layout.named(decisions, operation))
+            view = operation(view, layout.named(decisions, operation), policy)
         return operations.normalise(view, self.mean, self.std).to(self.dtype)
 
     def _finished_by_kernels(self, view: Tensor, policy: ViewPolicy) -> bool:

@@ -1,40 +1,157 @@
 """Where a view is cut from: the box of a crop, the pieces of a jigsaw."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tico_ssl.config.views import ViewPolicy
+from tico_ssl.config.views import CropSampling, ViewPolicy
+from tico_ssl.views.table import TRIES
 
 PIECE = 64 / 85  # fraction of a jigsaw cell's side, so that edges do not reveal which pieces are neighbours
+COVERED = 0.1  # least share of the image in a distorted crop, whatever crop_scale says: SimCLR's min_object_covered
 
 
-def box_ranges(policies: Sequence[ViewPolicy]) -> Tensor:
-    """Ranges for `boxes`, (4, policies): lower bound and span of the area and of the logarithm of the aspect ratio."""
+class Boxes:
+    """The boxes of the crops of several policies, each by its own sampling."""
+
+    def __init__(self, policies: Sequence[ViewPolicy]) -> None:
+        self.policies = policies
+        samplings = [policy.crop_sampling for policy in policies]
+        self.retried = any(sampling != "clipped" for sampling in samplings)
+        self._groups = [
+            (SAMPLINGS[name], chosen, _ranges([policies[number] for number in chosen]))
+            for name in dict.fromkeys(samplings)
+            for chosen in [[number for number, sampling in enumerate(samplings) if sampling == name]]
+        ]
+
+    def __call__(self, uniforms: Tensor, retries: Tensor, sizes: Tensor) -> Tensor:
+        """Top, left, height and width (..., policies, 4), from uniforms (..., policies, 4), as many again for every
+        further try (..., policies, 2 (TRIES - 1)) if crops are `retried`, and sizes of images (..., 2), which are
+        broadcast against them."""
+        heights, widths = sizes.to(uniforms).unbind(dim=-1)
+        boxes = torch.empty_like(uniforms)
+        for sampling, chosen, ranges in self._groups:
+            ranges = Ranges(*(values.to(uniforms) for values in ranges))
+            drawn, more = uniforms[..., chosen, :], retries[..., chosen, :]
+            boxes[..., chosen, :] = torch.stack(sampling(drawn, more, heights, widths, ranges), dim=-1)
+        return boxes
+
+
+class Ranges(NamedTuple):
+    """Bounds of the crops of some policies, (policies,) each."""
+
+    smallest: Tensor
+    largest: Tensor
+    area_span: Tensor
+    narrowest: Tensor
+    widest: Tensor
+    log_narrowest: Tensor
+    log_span: Tensor
+
+    def per_try(self) -> "Ranges":
+        """Bounds to broadcast against tries, (policies, 1) each."""
+        return Ranges(*(values.unsqueeze(-1) for values in self))
+
+
+def _ranges(policies: Sequence[ViewPolicy]) -> Ranges:
     rows = []
     for policy in policies:
-        (low, high), (narrow, wide) = policy.crop_scale, (math.log(ratio) for ratio in policy.crop_ratio)
-        rows.append((low, high - low, narrow, wide - narrow))
-    return torch.tensor(rows).T.contiguous()
+        (low, high), (narrow, wide) = policy.crop_scale, policy.crop_ratio
+        log_narrow, log_wide = math.log(narrow), math.log(wide)
+        rows.append((low, high, high - low, narrow, wide, log_narrow, log_wide - log_narrow))
+    return Ranges(*torch.tensor(rows).T.contiguous())
 
 
-def boxes(uniforms: Tensor, sizes: Tensor, ranges: Tensor) -> Tensor:
-    """BYOL's crop: one draw of area and aspect ratio, clipped to the image, at a uniformly random position.
-
-    Uniforms are (..., policies, 4), sizes (..., 2), broadcast against them, and ranges (4, policies). The result is
-    (..., policies, 4): top, left, height, width.
-    """
-    heights, widths = sizes.to(uniforms).unbind(dim=-1)
-    low, span, log_low, log_span = ranges.to(uniforms).unbind()
+def _clipped(uniforms: Tensor, _: Tensor, heights: Tensor, widths: Tensor, ranges: Ranges) -> tuple[Tensor, ...]:
+    """BYOL's crop: one draw of area and aspect ratio, clipped to the image, at a uniformly random position."""
     u_area, u_ratio, u_top, u_left = uniforms.unbind(dim=-1)
-    area = (low + u_area * span) * heights * widths
-    ratio = torch.exp(log_low + u_ratio * log_span)
-    height = torch.minimum((area / ratio).sqrt_().round_().clamp_min_(1), heights)
-    width = torch.minimum((area * ratio).sqrt_().round_().clamp_min_(1), widths)
-    top, left = (u_top * (heights - height + 1)).floor_(), (u_left * (widths - width + 1)).floor_()
-    return torch.stack([top, left, height, width], dim=-1)
+    height, width = _sides(u_area, u_ratio, heights, widths, ranges)
+    height, width = torch.minimum(height.clamp_min_(1), heights), torch.minimum(width.clamp_min_(1), widths)
+    return _placed(u_top, heights - height + 1), _placed(u_left, widths - width + 1), height, width
+
+
+def _rejection(
+    uniforms: Tensor, retries: Tensor, heights: Tensor, widths: Tensor, ranges: Ranges
+) -> tuple[Tensor, ...]:
+    """torchvision's crop: the first of ten draws that fits into the image, else the largest central box whose aspect
+    ratio is in the range."""
+    u_area, u_ratio, u_top, u_left = _tries(uniforms, retries)
+    rows, columns = heights.unsqueeze(-1), widths.unsqueeze(-1)
+    height, width = _sides(u_area, u_ratio, rows, columns, ranges.per_try())
+    fits = (height >= 1) & (height <= rows) & (width >= 1) & (width <= columns)
+    central_height = torch.minimum((widths / ranges.narrowest).round_(), heights)
+    central_width = torch.minimum((heights * ranges.widest).round_(), widths)
+    found, height, width = _first(fits, height, width, central_height, central_width)
+    top = torch.where(found, _placed(u_top, heights - height + 1), ((heights - height) / 2).floor_())
+    left = torch.where(found, _placed(u_left, widths - width + 1), ((widths - width) / 2).floor_())
+    return top, left, height, width
+
+
+def _distorted(
+    uniforms: Tensor, retries: Tensor, heights: Tensor, widths: Tensor, ranges: Ranges
+) -> tuple[Tensor, ...]:
+    """SimCLR's crop, TensorFlow's sample_distorted_bounding_box: a uniform aspect ratio, and a height uniform between
+    the least and the largest that this ratio allows; the whole image if none of the tries fits.
+
+    The last row and column are never reached, as there. SimCLR has a hundred tries, which differs from ten only for
+    images longer than about seven to one.
+    """
+    u_height, u_ratio, u_top, u_left = _tries(uniforms, retries)
+    rows, columns, bounds = heights.unsqueeze(-1), widths.unsqueeze(-1), ranges.per_try()
+    least, most = bounds.smallest * rows * columns, bounds.largest * rows * columns
+    ratio = torch.lerp(bounds.narrowest, bounds.widest, u_ratio)
+    widest_fit = ((columns + 0.5) / ratio).floor_()
+    widest_fit = widest_fit - ((widest_fit * ratio).round_() > columns).to(ratio)
+    tallest = torch.minimum(torch.minimum((most / ratio).sqrt_().round_(), rows), widest_fit)
+    shortest = torch.minimum((least / ratio).sqrt_().round_(), tallest)
+    height = shortest + _placed(u_height, tallest - shortest + 1)
+    # Rounding may have left the range of areas by less than a row.
+    height = height + (height * (height * ratio).round_() < least).to(ratio)
+    height = height - (height * (height * ratio).round_() > most).to(ratio)
+    width = (height * ratio).round_()
+    area = height * width
+    fits = (height <= rows) & (width <= columns) & (area >= least) & (area >= COVERED * rows * columns) & (area <= most)
+    _, height, width = _first(fits, height, width, heights, widths)
+    return _placed(u_top, heights - height), _placed(u_left, widths - width), height, width
+
+
+SAMPLINGS: dict[CropSampling, Callable[[Tensor, Tensor, Tensor, Tensor, Ranges], tuple[Tensor, ...]]] = {
+    "clipped": _clipped,
+    "rejection": _rejection,
+    "distorted": _distorted,
+}
+
+
+def _sides(u_area: Tensor, u_ratio: Tensor, heights: Tensor, widths: Tensor, ranges: Ranges) -> tuple[Tensor, Tensor]:
+    """Height and width in whole pixels of a box with uniform area and log-uniform aspect ratio."""
+    area = (ranges.smallest + u_area * ranges.area_span) * heights * widths
+    ratio = torch.exp(ranges.log_narrowest + u_ratio * ranges.log_span)
+    return (area / ratio).sqrt_().round_(), (area * ratio).sqrt_().round_()
+
+
+def _placed(u: Tensor, places: Tensor) -> Tensor:
+    """One of so many places, each as likely."""
+    return (u * places).floor_()
+
+
+def _tries(uniforms: Tensor, retries: Tensor) -> tuple[Tensor, ...]:
+    """Numbers of the two sides, (..., TRIES) each, and of the position, which all tries share."""
+    sides, position = uniforms.tensor_split(2, dim=-1)
+    tries = torch.cat([sides, retries], dim=-1).unflatten(-1, (TRIES, 2))
+    return *tries.unbind(dim=-1), *position.unbind(dim=-1)
+
+
+def _first(
+    fits: Tensor, height: Tensor, width: Tensor, otherwise_height: Tensor, otherwise_width: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Whether any of the tries (..., TRIES) fits; height and width of the first that does, or the others."""
+    found, number = fits.to(torch.uint8).max(dim=-1, keepdim=True)
+    found = found.squeeze(-1) > 0
+    height, width = (sides.gather(-1, number).squeeze(-1) for sides in (height, width))
+    return found, torch.where(found, height, otherwise_height), torch.where(found, width, otherwise_width)
 
 
 def cut_jigsaw(images: Tensor, u: Tensor, grid: int) -> Tensor:

@@ -16,11 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tico_ssl.config.views import Interpolation
 from tico_ssl.views import operations
 from tico_ssl.views.table import BLUR, CROP, FLIP, GREYSCALE, JITTER, OPERATIONS, PLACE, SOLARISE, Layout
 
 IMPLEMENTED = {"jitter", "greyscale", "blur", "solarise"}  # a policy with other active operations uses the operators
 STORED = torch.float16  # between kernels
+REACH: dict[Interpolation, int] = {"bilinear": 1, "bicubic": 2}  # of a resampling kernel, in pixels
 
 # Columns of a box.
 TOP = tl.constexpr(PLACE.place(CROP, "top"))
@@ -46,7 +48,13 @@ SATURATION = tl.constexpr(operations.SATURATION)
 HUE = tl.constexpr(operations.HUE)
 
 
-def resized_crop(images: Tensor, box: Tensor, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def resized_crop(
+    images: Tensor,
+    box: Tensor,
+    size: int,
+    dtype: torch.dtype = torch.float32,
+    interpolation: Interpolation = "bicubic",
+) -> Tensor:
     """`operations.resized_crop` of uint8 images (N, C, H, W); box has the columns of `PLACE`."""
     n, channels, rows, columns = images.shape
     images, box = images.contiguous(), box.to(torch.float32)
@@ -54,10 +62,12 @@ def resized_crop(images: Tensor, box: Tensor, size: int, dtype: torch.dtype = to
     resized = images.new_empty((n, channels, size, size), dtype=dtype)
     block = 32 if size <= 32 else 64
     steps = triton.cdiv(size, block)
-    shape = (channels, rows, columns, size)
-    planes = n * channels
-    _squeeze_columns[(planes, triton.cdiv(rows, block), steps)](images, box, box.stride(0), squeezed, *shape, block)
-    _squeeze_rows[(planes, steps, steps)](squeezed, box, box.stride(0), resized, channels, rows, size, block)
+    fixed = (size, REACH[interpolation], block)
+    planes, boxes = n * channels, (box, box.stride(0))
+    _squeeze_columns[(planes, triton.cdiv(rows, block), steps)](
+        images, *boxes, squeezed, channels, rows, columns, *fixed
+    )
+    _squeeze_rows[(planes, steps, steps)](squeezed, *boxes, resized, channels, rows, *fixed)
     return resized
 
 
@@ -99,28 +109,33 @@ def finish(
 
 
 @triton.jit
-def _cubic(distance):
-    """Keys' cubic kernel, as in `resampling`."""
-    outer = tl.maximum(2 - tl.abs(distance), 0)
-    inner = tl.maximum(outer - 1, 0)
-    return (outer - 1) * outer * outer * 0.5 + inner * inner * (1 - 2 * inner)
+def _weight(distance, reach: tl.constexpr):
+    """The kernel that ends at this distance, as in `resampling`: the triangle (1) or Keys' cubic (2)."""
+    outer = tl.maximum(reach - tl.abs(distance), 0.0)
+    if reach == 1:
+        weight = outer
+    else:
+        inner = tl.maximum(outer - 1, 0.0)
+        weight = (outer - 1) * outer * outer * 0.5 + inner * inner * (1 - 2 * inner)
+    return weight
 
 
 @triton.jit
-def _reach(target, extent, size: tl.constexpr):
-    """Positions of output pixels in the box, stretch of the cubic kernel, and range of box pixels that it covers."""
+def _covered(target, extent, size: tl.constexpr, reach: tl.constexpr):
+    """Positions of output pixels in the box, stretch of the kernel, and range of box pixels that it covers."""
     scale = extent / size
     stretch = tl.maximum(scale, 1.0)
     centre = (target + 0.5) * scale
-    begin = tl.maximum(tl.min(centre, 0) - 2 * stretch - 1, 0).to(tl.int32)
-    end = tl.minimum(tl.max(centre, 0) + 2 * stretch + 1, extent).to(tl.int32)
+    begin = tl.maximum(tl.min(centre, 0) - reach * stretch - 1, 0).to(tl.int32)
+    end = tl.minimum(tl.max(centre, 0) + reach * stretch + 1, extent).to(tl.int32)
     return centre, stretch, begin, end
 
 
 @triton.jit
 def _squeeze_columns(
     images, boxes, box_stride, out,
-    channels: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
+    channels: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, size: tl.constexpr, reach: tl.constexpr,
+    block: tl.constexpr,
 ):  # fmt: skip
     """Resample the columns of a box; its rows are kept, starting from row zero."""
     plane = tl.program_id(0).to(tl.int64)
@@ -131,14 +146,15 @@ def _squeeze_columns(
     if tl.program_id(1) * block < height:
         target = tl.program_id(2) * block + tl.arange(0, block)
         source = tl.where(flip > 0, size - 1 - target, target)
-        centre, stretch, begin, end = _reach(source, width, size)
+        centre, stretch, begin, end = _covered(source, width, size, reach)
         line = images + plane * rows * columns + (top + row)[:, None] * columns + left
         total = tl.zeros((block,), tl.float32)
         values = tl.zeros((block, block), tl.float32)
         for start in range(begin, end, block):
             k = start + tl.arange(0, block)
             inside = (k < width)[:, None] & (target < size)[None, :]
-            weight = tl.where(inside, _cubic((k[:, None] + 0.5 - centre[None, :]) / stretch), 0.0).to(tl.float16)
+            distance = (k[:, None] + 0.5 - centre[None, :]) / stretch
+            weight = tl.where(inside, _weight(distance, reach), 0.0).to(tl.float16)
             total += tl.sum(weight.to(tl.float32), 0)
             here = (row < height)[:, None] & (k < width)[None, :]
             values += tl.dot(tl.load(line + k[None, :], here, 0).to(tl.float16), weight)
@@ -150,20 +166,21 @@ def _squeeze_columns(
 @triton.jit
 def _squeeze_rows(
     squeezed, boxes, box_stride, out,
-    channels: tl.constexpr, rows: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
+    channels: tl.constexpr, rows: tl.constexpr, size: tl.constexpr, reach: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Resample the rows of the result of `_squeeze_columns`."""
     plane = tl.program_id(0).to(tl.int64)
     height = tl.load(boxes + plane // channels * box_stride + HEIGHT)
     target = tl.program_id(1) * block + tl.arange(0, block)
     column = tl.program_id(2) * block + tl.arange(0, block)
-    centre, stretch, begin, end = _reach(target, height, size)
+    centre, stretch, begin, end = _covered(target, height, size, reach)
     total = tl.zeros((block,), tl.float32)
     values = tl.zeros((block, block), tl.float32)
     for start in range(begin, end, block):
         k = start + tl.arange(0, block)
         inside = (target < size)[:, None] & (k < height)[None, :]
-        weight = tl.where(inside, _cubic((k[None, :] + 0.5 - centre[:, None]) / stretch), 0.0).to(tl.float16)
+        distance = (k[None, :] + 0.5 - centre[:, None]) / stretch
+        weight = tl.where(inside, _weight(distance, reach), 0.0).to(tl.float16)
         total += tl.sum(weight.to(tl.float32), 1)
         line = squeezed + plane * rows * size + k[:, None] * size + column[None, :]
         values += tl.dot(weight, tl.load(line, (k < height)[:, None] & (column < size)[None, :], 0.0))

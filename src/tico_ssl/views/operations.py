@@ -11,6 +11,7 @@ eight bits between operations. Resampling and blurring are matrix products, whic
 (TF32, autocast); all other operations are elementwise and do not.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -26,6 +27,7 @@ __all__ = [
     "adjust_saturation",
     "blur_kernel",
     "colour_jitter",
+    "full_blur_kernel",
     "gaussian_blur",
     "greyscale",
     "normalise",
@@ -156,6 +158,12 @@ def greyscale(images: Tensor, apply: Tensor) -> Tensor:
 def blur_kernel(size: int) -> int:
     """An odd number of pixels near a tenth of the view: 23 for 224."""
     return 2 * (size // 20) + 1
+
+
+def full_blur_kernel(size: int, sigma: float) -> int:
+    """An odd number of pixels that holds 99.9 % of the variance of a Gaussian: four standard deviations on either side,
+    as far as the view can be reflected."""
+    return 2 * min(math.ceil(4 * sigma), size - 1) + 1
 
 
 def gaussian_blur(images: Tensor, sigma: Tensor, apply: Tensor, kernel_size: int | None = None) -> Tensor:

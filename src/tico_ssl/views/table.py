@@ -6,8 +6,8 @@ under a policy. Adding an operation does not change the numbers of the others.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -80,11 +80,18 @@ class Operation(Draw):
     """One operation of the table.
 
     Its operator is called with images (N, C, H, W) in [0, 1] and, as keyword arguments, the decided columns: (N,) each,
-    (N, width) for an order. It returns new images, unchanged where it does not apply.
+    (N, width) for an order. `settings` are further arguments, alike for all images: functions of the policy and the
+    side of the view. It returns new images, unchanged where it does not apply.
     """
 
     operator: Callable[..., Tensor]
     needs_colours: bool = False
+    settings: Mapping[str, Callable[[ViewPolicy, int], Any]] = field(default_factory=dict)
+
+    def __call__(self, images: Tensor, decided: Mapping[str, Tensor], policy: ViewPolicy) -> Tensor:
+        """Apply it with its decided columns and its settings."""
+        fixed = {name: setting(policy, images.shape[-1]) for name, setting in self.settings.items()}
+        return self.operator(images, **decided, **fixed)
 
 
 def _factor(strength: str) -> Between:
@@ -92,8 +99,17 @@ def _factor(strength: str) -> Between:
     return Between(lambda policy: (max(0.0, 1 - getattr(policy, strength)), 1 + getattr(policy, strength)))
 
 
+def blur_taps(policy: ViewPolicy, side: int) -> int:
+    """Taps of a policy's blur on a view with this side."""
+    if policy.blur_kernel == "tenth":
+        return operations.blur_kernel(side)
+    return operations.full_blur_kernel(side, policy.blur_sigma[1])
+
+
 # Position of a view in its image. `geometry` turns the numbers of a crop into a box, and of a jigsaw into a piece.
 CROP = Draw("crop", dict.fromkeys(("top", "left", "height", "width"), UNIFORM))
+TRIES = 10  # of a crop that is drawn again until it fits; the numbers of the first are those of CROP
+RETRIES = Draw("crop retries", {f"{what} {n}": UNIFORM for n in range(1, TRIES) for what in ("area", "ratio")})
 FLIP = Draw("flip", {"apply": Chance("flip")})
 JIGSAW = Draw("jigsaw", dict.fromkeys(("top", "left", "rank"), UNIFORM))
 
@@ -112,7 +128,10 @@ JITTER = Operation(
 )
 GREYSCALE = Operation("greyscale", {"apply": Chance("greyscale")}, operations.greyscale, needs_colours=True)
 BLUR = Operation(
-    "blur", {"apply": Chance("blur"), "sigma": Between(lambda policy: policy.blur_sigma)}, operations.gaussian_blur
+    "blur",
+    {"apply": Chance("blur"), "sigma": Between(lambda policy: policy.blur_sigma)},
+    operations.gaussian_blur,
+    settings={"kernel_size": blur_taps},
 )
 SOLARISE = Operation("solarise", {"apply": Chance("solarise")}, operations.solarise)
 

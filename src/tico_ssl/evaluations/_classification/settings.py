@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from tico_ssl.config.section import Section
 from tico_ssl.config.views import Probability, Range, ViewPolicy
-from tico_ssl.optim.schedules import warmup_cosine
+from tico_ssl.optim.schedules import step_decay, warmup_cosine
 
 Positive = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
@@ -64,7 +64,7 @@ class Settings(Section):
         """Factor of the learning rates at a step."""
         if self.schedule == "cosine":
             return warmup_cosine(step, steps, 0, 1.0, 0.0)
-        return self.decay ** sum(step >= round(share * steps) for share in self.decay_at)
+        return step_decay(step, steps, self.decay_at, self.decay)
 
 
 class LinearSettings(Settings):

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from tico_ssl.config.section import Section
 from tico_ssl.config.sections import Precision
+from tico_ssl.optim.schedules import step_decay
 
 Positive = Annotated[int, Field(ge=1)]
 Side = Annotated[int, Field(ge=32)]
@@ -87,7 +88,7 @@ class Settings(Section):
 
     def lr_at(self, step: int) -> float:
         """Learning rate of a step: linear warm-up times step decay."""
-        lr = self.lr * 0.1 ** sum(step >= round(share * self.iterations) for share in self.decay_at)
+        lr = self.lr * step_decay(step, self.iterations, self.decay_at, 0.1)
         if step < self.warmup_iterations:
             done = step / self.warmup_iterations
             lr *= self.warmup_factor * (1 - done) + done
