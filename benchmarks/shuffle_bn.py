@@ -1,14 +1,15 @@
 """What BatchNorm statistics tell MoCo about a query's key: whole batch, groups, and groups that differ for keys.
 
-    python benchmarks/shuffle_bn.py [--out FILE] [--epochs 25] [--seeds 0 1]
+    python benchmarks/shuffle_bn.py [--out FILE] [--epochs 20] [--seeds 0 1]
 
 A narrow ResNet on synthetic textures with the settings of the study `methods-textures`, trained in three ways that
-differ in BatchNorm alone. After training, new batches are encoded in training mode. A query's mates are the keys of
-*other* images whose BatchNorm statistics are those of its own key, strangers the keys of 512 images of other batches.
+differ in BatchNorm alone. After training, new images are encoded in training mode, and their keys in two forms: as in
+training, and with the statistics of other images (each in a group of images from eight batches). The second network
+pass has the same weights and images; what it loses, the query found by statistics that it shares with its key.
 
     pretext_accuracy    queries closer to their own key than to the whole queue, mean over the last epoch, in percent
-    mate, stranger      mean cosine of queries with mates and with strangers: equal if statistics tell nothing
-    wrong_key_found     a mate closer than all strangers, in percent: found by statistics, since the image is another
+    as_trained          the same after training, against 512 keys of other batches
+    other_statistics    the same, the own key with the statistics of other images
     knn                 kNN accuracy (k = 20) of frozen features, in percent
 """
 
@@ -19,13 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from tico_ssl import evaluate, pretrain
 from tico_ssl.config.recipe import load_recipe
 from tico_ssl.methods import moco
 from tico_ssl.methods._base import Batch
+from tico_ssl.methods._embeddings import unit
 from tico_ssl.results.run_folder import environment
 from tico_ssl.training.checkpoint import restore
 from tico_ssl.training.pretrain import prepare
@@ -36,7 +36,7 @@ WAYS = {  # number of groups, and the digit that gives the group of a key
     "groups, keys in those of their queries": (SPLITS, moco.QUERIES),
     "groups, keys in others": (SPLITS, moco.KEYS),
 }
-STRANGERS, PROBED = 8, 8  # batches
+BATCHES = 8  # that negatives are from, and that are probed
 
 
 def settings(splits: int, epochs: int, seed: int) -> dict[str, Any]:
@@ -64,36 +64,23 @@ def settings(splits: int, epochs: int, seed: int) -> dict[str, Any]:
     }
 
 
-def group_of_key(images: int, splits: int) -> Tensor:
-    """The number of the group that every image's key is computed in."""
-    if splits == 1:
-        return torch.zeros(images, dtype=torch.int64)
-    groups = [torch.full((images // splits, 1), number) for number in range(splits)]
-    return moco.joined(groups, moco.KEYS).flatten()
-
-
 @torch.no_grad()
 def probed(overrides: dict[str, Any], checkpoint: Path) -> dict[str, float]:
-    """Cosines of queries with mates and strangers, in training mode."""
+    """Accuracy of new queries, in percent, with keys as in training and with those of other statistics."""
     setup = prepare(load_recipe("demo", overrides), torch.device("cpu"))
     restore(checkpoint, setup.method, setup.optimizer, setup.device)
-    setup.method.train()
-    pairs = []
-    for raw in setup.loader.iterate(0, STRANGERS + PROBED):
-        encoded = setup.method.encode(Batch(setup.loader.views.make(raw.pixels, raw.decisions), raw.index))
-        pairs.append((F.normalize(encoded.trained[0], dim=1), F.normalize(encoded.fixed[0], dim=1)))
-    strangers = torch.cat([keys for _, keys in pairs[:STRANGERS]])
-    images = len(pairs[0][0])
-    group = group_of_key(images, overrides["method"]["bn_splits"])
-    mates = (group[:, None] == group) & ~torch.eye(images, dtype=torch.bool)
-    with_mates = torch.cat([(queries @ keys.T)[mates] for queries, keys in pairs[STRANGERS:]])
-    with_strangers = torch.cat([queries @ strangers.T for queries, _ in pairs[STRANGERS:]])
-    nearest = with_strangers.amax(dim=1).repeat_interleave(int(mates[0].sum()))
-    return {
-        "mate": with_mates.mean().item(),
-        "stranger": with_strangers.mean().item(),
-        "wrong_key_found": 100 * (with_mates > nearest).double().mean().item(),
-    }
+    method = setup.method.train()
+    assert isinstance(method, moco.MoCo)
+    views = [setup.loader.views.make(raw.pixels, raw.decisions) for raw in setup.loader.iterate(0, 2 * BATCHES)]
+    encoded = [method.encode(Batch(pair, torch.arange(len(pair[0])))) for pair in views]
+    negatives = torch.cat([unit(one.fixed[0]) for one in encoded[:BATCHES]])
+    queries, keys = (torch.cat([getattr(one, kind)[0] for one in encoded[BATCHES:]]) for kind in ("trained", "fixed"))
+    group = len(views[0][0]) // method.config.bn_splits
+    images = torch.stack([pair[1] for pair in views[BATCHES:]], dim=1).flatten(0, 1)  # the batches in turn
+    mixed = torch.cat([method.target(part) for part in images.split(group)])
+    others = mixed.unflatten(0, (-1, BATCHES)).transpose(0, 1).flatten(0, 1)
+    found = {"as_trained": keys, "other_statistics": others}
+    return {name: 100 * moco.moco_loss(queries, key, negatives).accuracy.item() for name, key in found.items()}
 
 
 def trained(way: str, epochs: int, seed: int) -> dict[str, Any]:
@@ -107,15 +94,19 @@ def trained(way: str, epochs: int, seed: int) -> dict[str, Any]:
         result = evaluate(run.folder, "knn")
         assert run.checkpoint_file is not None
         measured = probed(overrides, run.checkpoint_file)
-    numbers = {"pretext_accuracy": 100 * sum(last) / len(last), **measured, "knn": result.numbers["trained"]["top1_k20"]}
-    return {"way": way, "seed": seed, **{name: round(value, 4) for name, value in numbers.items()}}
+    numbers = {
+        "pretext_accuracy": 100 * sum(last) / len(last),
+        **measured,
+        "knn": result.numbers["trained"]["top1_k20"],
+    }
+    return {"way": way, "seed": seed, **{name: round(value, 2) for name, value in numbers.items()}}
 
 
 def main() -> None:
     """Print one JSON line for each way and seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--epochs", type=int, default=25)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
     arguments = parser.parse_args()
     lines: list[dict[str, Any]] = [{"machine": environment(), "epochs": arguments.epochs, "splits": SPLITS}]
@@ -123,8 +114,8 @@ def main() -> None:
         for way in WAYS:
             lines.append(trained(way, arguments.epochs, seed))
             print(json.dumps(lines[-1]), flush=True)
-    if arguments.out:
-        arguments.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            if arguments.out:
+                arguments.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 if __name__ == "__main__":

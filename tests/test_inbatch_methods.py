@@ -458,6 +458,8 @@ def test_heads_are_the_papers():
     last = heads["simclr"].projector[-1]  # gamma alone
     assert last.weight.requires_grad
     assert not last.bias.requires_grad
+    lightly = simclr.SimCLR(backbone, 2048, load_recipe("cifar10/simclr-lightly").method).projector[-1]
+    assert lightly.bias.requires_grad
     assert not heads["simsiam"].projector[-1].affine
     assert heads["simsiam"].predictor[-1].bias is not None
     plain = simclr.SimCLR(backbone, 2048, simclr.Config(hidden=4, dim=4, batch_norm=False)).projector

@@ -48,6 +48,7 @@ PIXELS = {  # how crops are drawn and resized, and the kernel of the blur, if th
     "moco-small": BY_SOLO_LEARN,
     "swav": BY_TORCHVISION,
     "swav-2x224": BY_TORCHVISION,
+    "swav-small": BY_SOLO_LEARN,
     "barlow-twins": BY_SOLO_LEARN,
     "vicreg": BY_SOLO_LEARN,
     "vicreg-small": BY_SOLO_LEARN,

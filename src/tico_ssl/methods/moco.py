@@ -9,12 +9,13 @@ The loss uses the queue without this step's keys; it has the keys of all process
 original updates the target before it computes keys. Its first update does nothing, since both networks start equal, so
 updating after the step gives the same sequence.
 
-A query's own key comes from the same images as the query, the keys in the queue from others. BatchNorm statistics of
-the batch are therefore in the query and in its own key alone, and tell them from the rest without any look at the image.
-The original has ShuffleBN against it: statistics are those of one GPU's images, and keys are computed on other GPUs than
-their queries. With `bn_splits` k, queries and keys are computed in k groups each, whose statistics are their own: image
-i is in query group i mod k and in key group (i / k) mod k, so that a query's group has 1 / k of its images in common with
-the group of its key. The order of images is random, so nothing has to be drawn. Groups reach over all processes.
+A query's own key comes from the images of its batch, the keys in the queue from others. So BatchNorm statistics of the
+batch are common to a query and its own key alone, and a network could tell it from the rest by them, without a look at
+the image. The original's ShuffleBN is against that: statistics are those of one GPU's images, and keys are computed on
+other GPUs than their queries. With `bn_splits` k, queries and keys are computed in k groups each, with statistics of
+their own: image i is in query group i mod k and in key group (i / k) mod k, so that the groups of a query and of its
+key have only 1 / k of their images in common. The order of images is random, so nothing has to be drawn. Groups reach
+over all processes.
 
 Version 1 has a linear head and T = 0.07, version 2 two layers and T = 0.2.
 """
@@ -130,12 +131,12 @@ class MoCo(Method):
         """Queries of the online network and, with `fixed`, keys of the target, of the first two views."""
         view_1, view_2 = batch.images(2)
         views, others = ((view_1, view_2), (view_2, view_1)) if self.config.symmetric else ((view_1,), (view_2,))
-        others = others if fixed else ()
+        target_views = others if fixed else ()
         if self.config.bn_splits == 1:
-            return Encoded(*encode_both(self.embed_views, views, self.target, others))
-        return self._encode_in_groups(views, others)
+            return Encoded(*encode_both(self.embed_views, views, self.target, target_views))
+        return self._encode_in_groups(views, target_views)
 
-    def _encode_in_groups(self, views: Sequence[Tensor], others: Sequence[Tensor]) -> Encoded:
+    def _encode_in_groups(self, views: Sequence[Tensor], target_views: Sequence[Tensor]) -> Encoded:
         splits, images = self.config.bn_splits, len(views[0])
         if images % splits**2:
             raise UserError(f"method.bn_splits {splits}: {images} images per process are no multiple of {splits**2}")
@@ -144,7 +145,7 @@ class MoCo(Method):
                 self.embed_views,
                 [group for view in views for group in grouped(view, splits, QUERIES)],
                 self.target,
-                [group for view in others for group in grouped(view, splits, KEYS)],
+                [group for view in target_views for group in grouped(view, splits, KEYS)],
             )
         return Encoded(
             tuple(joined(queries[at : at + splits], QUERIES) for at in range(0, len(queries), splits)),

@@ -73,7 +73,7 @@ def softmax_loss(scores: Tensor) -> Tensor:
     """The same with h the softmax of scores (n, 1 + m): the paper's formula."""
     log_h = F.log_softmax(scores, dim=1)
     h = log_h[:, 1:].exp().clamp_max(1 - 1e-6)  # a single dominant negative must not make the loss infinite
-    return -(log_h[:, 0] + torch.log1p(-h).sum(dim=1)).mean()
+    return -log_h[:, 0].mean() - torch.log1p(-h).sum(dim=1).mean()
 
 
 def cross_entropy_loss(scores: Tensor) -> Tensor:
@@ -109,7 +109,8 @@ class PIRL(Method):
     """Backbone, a head for images and one for jigsaws, and the memory bank. The first view is an image, the second a
     jigsaw.
 
-    At collapse the loss of a softmax is about 1 + log(negatives + 1), but healthy runs stay above half of that for long.
+    At collapse the loss of a softmax is about 1 + log(negatives + 1), but healthy runs stay above half of that for
+    long.
     """
 
     config: Config

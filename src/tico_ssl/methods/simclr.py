@@ -68,7 +68,9 @@ class Config(MethodConfig):
     dim: Annotated[int, Field(ge=2)] = 128
     """Dimensions of the embedding."""
     batch_norm: bool = True
-    """BatchNorm after each layer of the projector, the last without a bias; off: none, and the layers have biases."""
+    """BatchNorm after each layer of the projector; off: none, and the layers have biases."""
+    last_norm_bias: bool = False
+    """Bias of the last BatchNorm; the authors' has none."""
     joint_pass: bool = True
     """One forward pass for both views, with common BatchNorm statistics, as in the authors' code; off: one per view."""
     temperature: Annotated[float, Field(gt=0)] = 0.1
@@ -87,7 +89,7 @@ class SimCLR(Siamese):
         config = config or Config()
         widths = width_of(backbone, width), config.hidden, config.dim
         norm = config.batch_norm
-        super().__init__(backbone, head(*widths, norm=norm, last_norm=norm, last_norm_bias=False))
+        super().__init__(backbone, head(*widths, norm=norm, last_norm=norm, last_norm_bias=config.last_norm_bias))
         self.config = config
         self.joint_pass = config.joint_pass
 

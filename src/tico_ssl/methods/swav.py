@@ -105,8 +105,8 @@ class Config(MethodConfig):
     last_bias: bool = True
     """Bias in the projector's last layer."""
     joint_pass: bool = True
-    """One forward pass for all crops of a size, with common BatchNorm statistics, and one of the projector for all crops,
-    as in the authors' code; off: one per crop."""
+    """One forward pass for all crops of a size, with common BatchNorm statistics, and one of the projector for all
+    crops, as in the authors' code; off: one per crop."""
     prototypes: Annotated[int, Field(ge=2)] = 3000
     """Number of clusters."""
     freeze_steps: Annotated[int, Field(ge=0)] = 313
