@@ -75,6 +75,8 @@ class Config(MethodConfig):
     """One forward pass for both views, with common BatchNorm statistics, as in the authors' code; off: one per view."""
     temperature: Annotated[float, Field(gt=0)] = 0.1
     """Temperature tau: the smaller, the more the nearest negatives count."""
+    scale: Annotated[float, Field(gt=0)] = 1.0
+    """Factor of the loss, 2 in the authors' code. Under LARS it affects only biases and normalisation parameters."""
 
 
 class SimCLR(Siamese):
@@ -97,8 +99,8 @@ class SimCLR(Siamese):
         """NT-Xent of the global batch."""
         z_1, z_2 = encoded.trained
         terms = nt_xent_loss(z_1, z_2, self.config.temperature, gather=distributed.gathered)
-        parts = {"alignment": terms.alignment, "uniformity": terms.uniformity}
-        return StepOutput(terms.loss, parts, z_1.detach())
+        parts = {"alignment": self.config.scale * terms.alignment, "uniformity": self.config.scale * terms.uniformity}
+        return StepOutput(self.config.scale * terms.loss, parts, z_1.detach())
 
 
 def build(config: Config, backbone: Backbone) -> SimCLR:
