@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -16,6 +17,7 @@ from tico_ssl.bench import random_images
 from tico_ssl.bench.stages import LR, PROGRESS, Subject
 from tico_ssl.bench.timing import time_in_turn
 from tico_ssl.config.recipe import Recipe, load_recipe, parse_override
+from tico_ssl.networks import fused
 from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.results.run_folder import environment
 from tico_ssl.runtime import fallbacks
@@ -30,6 +32,8 @@ class Form:
 
     overlap: bool = True
     fused: bool = True
+    together: bool = True
+    """Several small views in one pass of the backbone."""
 
 
 def main(description: str | None, recipes: Mapping[str, Mapping[str, Any]], forms: Mapping[str, Form]) -> None:
@@ -94,8 +98,9 @@ def _warm(subject: Subject, form: Form) -> Step:
         overlap=form.overlap,
     )
     fallbacks.drain()
-    for _ in range(WARM_UP + 1):
-        step(subject.raw, LR, PROGRESS)
+    with mock.patch.object(fused, "JOINED_PIXELS", fused.JOINED_PIXELS if form.together else 0):
+        for _ in range(WARM_UP + 1):  # the last one is captured, and stays as it is
+            step(subject.raw, LR, PROGRESS)
     for what, reason in fallbacks.drain().items():
         raise RuntimeError(fallbacks.sentence(what, reason))
     return step

@@ -1,6 +1,7 @@
 """How crops are drawn: as in BYOL, in torchvision and in TensorFlow."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -108,6 +109,30 @@ def mean_area_that_fits(height: int, width: int) -> float:
 
 def assert_uniform(values: Tensor, low: float, high: float) -> None:
     assert stats.kstest(values.double().numpy(), stats.uniform(low, high - low).cdf).pvalue > UNLIKELY
+
+
+def one_by_one(height: int, width: int, scale: tuple[float, float], draw: random.Random) -> tuple[int, ...]:
+    """A distorted crop as TensorFlow makes it, with a hundred tries: of all heights that the ratio allows, one."""
+    least, most = (share * height * width for share in scale)
+    for _ in range(100):
+        ratio = draw.uniform(*RATIO)
+        lowest, highest = (round(math.sqrt(area / ratio)) for area in (least, most))
+        allowed = [h for h in range(1, min(highest, height) + 1) if round(h * ratio) <= width]
+        rows = draw.choice([h for h in allowed if h >= lowest] or allowed[-1:])
+        rows += rows * round(rows * ratio) < least
+        rows -= rows * round(rows * ratio) > most
+        columns = round(rows * ratio)
+        if rows <= height and columns <= width and max(least, COVERED * height * width) <= rows * columns <= most:
+            return draw.randrange(max(1, height - rows)), draw.randrange(max(1, width - columns)), rows, columns
+    return 0, 0, height, width
+
+
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (50, 32), (32, 32), (13, 11), (100, 500)])
+@pytest.mark.parametrize("scale", [(0.08, 1.0), (0.2, 0.7)])
+def test_distorted_has_the_joint_distribution_of_tensorflow(height, width, scale):
+    draw = random.Random(2)
+    expected = torch.tensor([one_by_one(height, width, scale, draw) for _ in range(COUNT)]).float()
+    assert likelihood(sampled("distorted", height, width, scale), expected) > UNLIKELY
 
 
 def test_a_distorted_crop_is_uniform_in_ratio_and_height():

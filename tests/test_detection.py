@@ -337,10 +337,31 @@ def test_the_papers_schedules():
         assert settings.lr_at(second) == settings.lr_at(settings.iterations - 1) == pytest.approx(peak / 100)
 
 
+def test_c4_has_the_schedules_of_moco():
+    """facebookresearch/moco, detection/configs: pascal_voc_R_50_C4_24k_moco.yaml, coco_R_50_C4_2x_moco.yaml."""
+    voc, coco_ = Settings(neck="c4"), SegmentationConfig(neck="c4")
+    assert (voc.iterations, voc.warmup_iterations) == (24_000, 100)
+    assert (coco_.iterations, coco_.warmup_iterations) == (180_000, 1_000)
+    for settings, first, second in ((voc, 18_000, 22_000), (coco_, 120_000, 160_000)):
+        assert settings.neck_norm  # the extra norm after the fourth stage
+        assert (settings.batch_size, settings.weight_decay, settings.momentum) == (16, 1e-4, 0.9)
+        assert (settings.proposals, settings.regions, settings.precise_norm) == (1_000, 512, 200)
+        assert settings.lr_at(0) == pytest.approx(0.02 * 0.001)
+        assert settings.lr_at(settings.warmup_iterations) == settings.lr_at(first - 1) == 0.02
+        assert settings.lr_at(first) == settings.lr_at(second - 1) == pytest.approx(0.002)
+        assert settings.lr_at(second) == settings.lr_at(settings.iterations - 1) == pytest.approx(0.0002)
+    assert Settings(neck="c4", sizes=voc.sizes) == voc
+    assert SegmentationConfig(neck="c4", iterations=90_000, lr=0.03).model_dump() == coco_.model_dump() | {
+        "iterations": 90_000,
+        "lr": 0.03,
+    }
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"iterations": 100}, "warmup_iterations 1000 must be below iterations 100"),
+        ({"iterations": 100, "neck": "c4"}, "warmup_iterations 100 must be below iterations 100"),
         ({"decay_at": (1.5,)}, "fractions of the iterations"),
         ({"test_size": 1400}, "longest 1333 is below"),
         ({"nek": "c4"}, "did you mean 'neck'"),

@@ -129,6 +129,24 @@ def test_heads_are_linear_and_begin_alike():
     assert all((head.bias == 0).all() for head in classifier.heads)
 
 
+def test_batch_norm_before_a_head_is_vissls():
+    """vissl/models/heads/linear_eval_mlp.py: affine, eps 1e-5, momentum 0.1; no weight decay of its parameters."""
+    classifier = Classifier(small_backbone(), 5, 1, frozen=True, batch_norm=True, seed=0)
+    norm, linear = classifier.heads[0]
+    plain = Classifier(small_backbone(), 5, 1, frozen=True, batch_norm=False, seed=0).heads[0]
+    assert torch.equal(linear.weight, plain.weight)
+    assert (norm.eps, norm.momentum, norm.affine) == (1e-5, 0.1, True)
+    features = torch.randn(64, norm.num_features, generator=torch.Generator().manual_seed(0)) * 3 + 1
+    expected = linear((features - features.mean(0)) / (features.var(0, correction=0) + 1e-5).sqrt())
+    assert torch.allclose(classifier.heads[0](features), expected, atol=1e-5)  # scale 1 and shift 0 at the beginning
+    optimizer = make_optimizer(classifier, [0.01], None, Settings(weight_decay=5e-4))
+    decayed = {id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
+    assert decayed == {id(linear.weight)}
+    job = Job("test", images_of(), 4, Settings(**QUICK), CPU)
+    scale, shift = train_classifier(job, small_backbone(), (0.1,), None, batch_norm=True).heads[0][0].parameters()
+    assert (scale != 1).any() and (shift != 0).any()
+
+
 def test_each_head_learns_as_if_it_were_alone():
     """Nesterov's SGD at its own rate, on the same crops."""
     source, settings = images_of(), Settings(**QUICK)

@@ -321,7 +321,7 @@ def test_every_target_runs_beside_the_online_network(name, streams):
     recipe, (side, log) = recipe_of(name), streams
     method, batch = build_method(recipe, CPU, torch.float32), batch_of(recipe)
     expected = copy.deepcopy(method)(batch).loss
-    for network, called in ((method.backbone, "online"), (method.target, "target")):
+    for network, called in ((method.backbone, "online"), (method.target[0], "target")):
         network.register_forward_pre_hook(
             lambda *_, called=called: log.append(f"{called} on {torch.cuda.current_stream().name}")
         )
@@ -336,7 +336,7 @@ def test_every_target_runs_beside_the_online_network(name, streams):
     assert set(log) == {"target on main", "online on main"}
 
 
-@pytest.mark.parametrize("fails", ["backbone", "target"])
+@pytest.mark.parametrize("fails", ["backbone", "target.0"])
 def test_streams_meet_again_where_a_network_fails(fails, streams):
     recipe, (side, log) = recipe_of(WITH_TARGET[0]), streams
     method = build_method(recipe, CPU, torch.float32)
@@ -344,7 +344,7 @@ def test_streams_meet_again_where_a_network_fails(fails, streams):
     def fail(*_):
         raise RuntimeError("no memory")
 
-    getattr(method, fails).register_forward_pre_hook(fail)
+    method.get_submodule(fails).register_forward_pre_hook(fail)
     with pytest.raises(RuntimeError, match="no memory"), overlapping(method, side):
         method(batch_of(recipe))
     assert log[-1] == "main waits for side"

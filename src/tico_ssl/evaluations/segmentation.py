@@ -3,7 +3,7 @@
 The baseline is the same network from a random backbone, trained in the same way.
 """
 
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -25,10 +25,12 @@ NOT_IN_ALL = "it trains a detector on a folder with boxes; ask for it by name"
 class Config(Settings):
     """The paper's settings for COCO: detectron2's 1x schedule with a different learning rate."""
 
+    c4_defaults: ClassVar[dict[str, Any]] = {"lr": 0.02, "iterations": 180_000}  # coco_R_50_C4_2x_moco.yaml
+
     iterations: Positive = 90_000
-    """Training steps."""
+    """Training steps (c4: 180,000, MoCo's 2x schedule; its 1x has 90,000)."""
     lr: Annotated[float, Field(gt=0)] = 0.08
-    """Learning rate at this batch size; with SGD, scale both together."""
+    """Learning rate at this batch size (c4: 0.02); with SGD, scale both together."""
     decay_at: Annotated[tuple[float, ...], Field(strict=False)] = (6 / 9, 8 / 9)
     """Fractions of the iterations after which the learning rate is divided by 10."""
     sizes: Annotated[tuple[Side, ...], Field(min_length=1, strict=False)] = tuple(range(640, 801, 32))

@@ -2,7 +2,7 @@
 
 Runs are read by `results` and images embedded by `features`; here both are drawn:
     findings                the main findings in sentences
-    published               the paper's results beside ours
+    published               published results beside ours
     charts, static, atlas   figures for the browser, for papers, and sheets of thumbnails
     html, page              the document
     one_run, run_curves, image_sections, several_runs   its sections
@@ -17,8 +17,8 @@ from tico_ssl.config.recipe import parse_yaml
 from tico_ssl.features.picture import Picture
 from tico_ssl.report import one_run, several_runs, static
 from tico_ssl.report.page import Section, page
-from tico_ssl.report.published import beside_the_paper
-from tico_ssl.results.comparison import read_comparison
+from tico_ssl.report.published import beside_published
+from tico_ssl.results.comparison import grouped, read_comparison
 from tico_ssl.results.reading import is_study, read_record
 from tico_ssl.results.record import Record
 from tico_ssl.results.study_state import study_file
@@ -53,13 +53,14 @@ def report(
     if alone and not is_study(places[0]):
         record = read_record(places[0])
         title, header = record.name, one_run.header(record)
-        sections, thumbnails = one_run.sections(record, _picture(record, data, points))
+        tables = beside_published(grouped([record]))
+        sections, thumbnails = one_run.sections(record, _picture(record, data, points), tables)
     else:
         comparison = read_comparison(places)
         named = [Path(places[0]).expanduser().resolve().name] if alone else [g.name for g in comparison.groups[:4]]
         title = ", ".join(named)
         header = several_runs.header(title, comparison, _description(places[0]) if alone else "")
-        sections, thumbnails = several_runs.sections(comparison, beside_the_paper(comparison)), None
+        sections, thumbnails = several_runs.sections(comparison, beside_published(comparison.groups)), None
     return _write(folder, page(f"{title} · tico report", header, sections, thumbnails), sections)
 
 

@@ -1,5 +1,7 @@
 """The report of one run, section by section."""
 
+from collections.abc import Sequence
+
 import yaml
 
 from tico_ssl.config import catalogue
@@ -9,6 +11,7 @@ from tico_ssl.report.findings import findings
 from tico_ssl.report.html import Html, tag
 from tico_ssl.report.image_sections import classes, gallery, map_section
 from tico_ssl.report.page import Section, Thumbnails, bulleted, command, folded, paragraph, table
+from tico_ssl.report.published import PublishedTable, published_section
 from tico_ssl.report.run_curves import covariance, time_section, training
 from tico_ssl.results.metrics import USUAL, measurements
 from tico_ssl.results.record import Line, Record, duration
@@ -64,8 +67,11 @@ def _source(record: Record) -> str:
     return name if limit is None else f"{name}, {limit:,} images"
 
 
-def sections(record: Record, picture: Picture | str) -> tuple[list[Section], Thumbnails | None]:
-    """All sections. `picture` are the embedded images, or why there are none."""
+def sections(
+    record: Record, picture: Picture | str, tables: Sequence[PublishedTable] = ()
+) -> tuple[list[Section], Thumbnails | None]:
+    """All sections. `picture` are the embedded images, or why there are none; `tables` are published ones with results
+    of this run."""
     found = [training(record), covariance(record), views(record)]
     thumbnails = None
     if isinstance(picture, str):
@@ -73,7 +79,8 @@ def sections(record: Record, picture: Picture | str) -> tuple[list[Section], Thu
     else:
         mapped, thumbnails = map_section(picture)
         found += [mapped, gallery(picture), classes(picture)]
-    found += [evaluations(record), time_section(record), recipe_section(record), trouble(record)]
+    found += [evaluations(record), *([published_section(tables)] if tables else [])]
+    found += [time_section(record), recipe_section(record), trouble(record)]
     return found, thumbnails
 
 

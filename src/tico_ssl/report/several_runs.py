@@ -6,7 +6,7 @@ from typing import Any
 from tico_ssl.report.charts import Chart, Series
 from tico_ssl.report.html import Html, tag
 from tico_ssl.report.page import Section, bulleted, command, figure, folded, paragraph, table
-from tico_ssl.report.published import PaperTable
+from tico_ssl.report.published import PublishedTable, published_section
 from tico_ssl.report.run_curves import curve
 from tico_ssl.results.comparison import Comparison
 from tico_ssl.results.metrics import USUAL
@@ -50,8 +50,8 @@ def _sentences(comparison: Comparison, runs: int) -> list[str]:
     return found
 
 
-def sections(comparison: Comparison, tables: list[PaperTable]) -> list[Section]:
-    """All sections. `tables` are those of the paper with results of these runs."""
+def sections(comparison: Comparison, tables: Sequence[PublishedTable]) -> list[Section]:
+    """All sections. `tables` are published ones with results of these runs."""
     return [
         Section(
             "table",
@@ -62,7 +62,7 @@ def sections(comparison: Comparison, tables: list[PaperTable]) -> list[Section]:
                 bulleted(comparison.notes),
             ],
         ),
-        *([paper_section(tables)] if tables else []),
+        *([published_section(tables)] if tables else []),
         curves(comparison),
         accuracy_and_time(comparison),
         recipes(comparison),
@@ -72,24 +72,6 @@ def sections(comparison: Comparison, tables: list[PaperTable]) -> list[Section]:
             [paragraph("For a report of a single run: ", command("tico report RUN")), _runs(comparison)],
         ),
     ]
-
-
-def paper_section(tables: list[PaperTable]) -> Section:
-    """The paper's tables beside our results."""
-    content: list[Html] = []
-    for found in tables:
-        rows: list[list[Cell | Html | str]] = [
-            [row.row, Cell(f"{row.paper:.1f}", row.paper), row.run, Cell(row.ours, float(row.ours.split()[0]))]
-            for row in found.rows
-        ]
-        content += [
-            tag("h3", found.name),
-            table(["row", "paper", "run", f"ours: {found.column}"], rows),
-            paragraph(tag("strong", "The paper: "), found.protocol),
-            paragraph(tag("strong", "What differs here: ")),
-            bulleted(found.differences),
-        ]
-    return Section("paper", "Results of the paper", content)
 
 
 def curves(comparison: Comparison) -> Section:

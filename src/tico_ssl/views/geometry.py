@@ -18,25 +18,27 @@ class Boxes:
     """The boxes of the crops of several policies, each by its own sampling."""
 
     def __init__(self, policies: Sequence[ViewPolicy]) -> None:
-        self.policies = policies
-        samplings = [policy.crop_sampling for policy in policies]
-        self.retried = any(sampling != "clipped" for sampling in samplings)
+        by_sampling: dict[CropSampling, list[int]] = {}
+        for number, policy in enumerate(policies):
+            by_sampling.setdefault(policy.crop_sampling, []).append(number)
+        self.retried = any(name != "clipped" for name in by_sampling)
         self._groups = [
-            (SAMPLINGS[name], chosen, _ranges([policies[number] for number in chosen]))
-            for name in dict.fromkeys(samplings)
-            for chosen in [[number for number, sampling in enumerate(samplings) if sampling == name]]
+            (SAMPLINGS[name], numbers, _ranges([policies[number] for number in numbers]))
+            for name, numbers in by_sampling.items()
         ]
 
     def __call__(self, uniforms: Tensor, retries: Tensor, sizes: Tensor) -> Tensor:
-        """Top, left, height and width (..., policies, 4), from uniforms (..., policies, 4), as many again for every
-        further try (..., policies, 2 (TRIES - 1)) if crops are `retried`, and sizes of images (..., 2), which are
-        broadcast against them."""
+        """Top, left, height and width (..., policies, 4).
+
+        Uniforms are (..., policies, 4), retries (..., policies, 2 * (TRIES - 1)) if any crop is `retried`, and sizes of
+        images (..., 2), broadcast against them.
+        """
         heights, widths = sizes.to(uniforms).unbind(dim=-1)
         boxes = torch.empty_like(uniforms)
-        for sampling, chosen, ranges in self._groups:
-            ranges = Ranges(*(values.to(uniforms) for values in ranges))
-            drawn, more = uniforms[..., chosen, :], retries[..., chosen, :]
-            boxes[..., chosen, :] = torch.stack(sampling(drawn, more, heights, widths, ranges), dim=-1)
+        for sampling, numbers, ranges in self._groups:
+            there = Ranges(*(values.to(uniforms) for values in ranges))
+            drawn = sampling(uniforms[..., numbers, :], retries[..., numbers, :], heights, widths, there)
+            boxes[..., numbers, :] = torch.stack(drawn, dim=-1)
         return boxes
 
 

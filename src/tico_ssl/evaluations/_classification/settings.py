@@ -77,7 +77,7 @@ class LinearSettings(Settings):
     held_out: Positive = 10_009
     """Training images held out to choose among several learning rates; at most a tenth of all."""
     batch_norm: bool = False
-    """BatchNorm (without affine parameters) before the classifier; use learning rates to match (0.01)."""
+    """BatchNorm with trained scale and shift before the classifier, as in VISSL; use learning rates to match (0.01)."""
 
 
 class FineTuning(Settings):

@@ -79,11 +79,12 @@ class Classifier(Method):
 
 
 def _head(width: int, classes: int, batch_norm: bool, seed: int) -> nn.Module:
+    """A linear layer, optionally after an affine BatchNorm (VISSL, models/heads/linear_eval_mlp.py)."""
     linear = nn.Linear(width, classes)
     begin = torch.Generator().manual_seed(derived_seed(seed, "probe"))
     nn.init.normal_(linear.weight, std=0.01, generator=begin)
     nn.init.zeros_(linear.bias)
-    return nn.Sequential(nn.BatchNorm1d(width, affine=False), linear) if batch_norm else linear
+    return nn.Sequential(nn.BatchNorm1d(width), linear) if batch_norm else linear
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Settings of detection and segmentation. The defaults are the paper's for VOC07+12."""
+"""Settings of detection and segmentation. The defaults are the paper's for VOC07+12; with C4, MoCo's."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -15,8 +15,11 @@ Side = Annotated[int, Field(ge=32)]
 class Settings(Section):
     """Network, schedule and input of a detector; all its layers are trained."""
 
+    c4_defaults: ClassVar[dict[str, Any]] = {"lr": 0.02, "warmup_iterations": 100}  # pascal_voc_R_50_C4_24k_moco.yaml
+
     neck: Literal["fpn", "c4"] = "fpn"
-    """fpn: a feature pyramid over all four stages. c4: proposals from the third stage, the fourth as box head."""
+    """fpn: a feature pyramid over all four stages, as in the paper. c4: proposals from the third stage, the fourth as
+    box head, as in MoCo, whose schedule it then has unless set otherwise."""
     neck_norm: bool = True
     """BatchNorm in the new layers: the pyramid's convolutions, or after the fourth stage (c4)."""
     iterations: Positive = 24_000
@@ -26,11 +29,11 @@ class Settings(Section):
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """sgd: the paper's. adamw: learns faster from little data, with lr .0003 to .001 and weight_decay .05."""
     lr: Annotated[float, Field(gt=0)] = 0.15
-    """Learning rate at this batch size; with SGD, scale both together."""
+    """Learning rate at this batch size (c4: 0.02); with SGD, scale both together."""
     decay_at: Annotated[tuple[float, ...], Field(strict=False)] = (18 / 24, 22 / 24)
     """Fractions of the iterations after which the learning rate is divided by 10."""
     warmup_iterations: Annotated[int, Field(ge=0)] = 1_000
-    """Iterations of linear warm-up from `warmup_factor` times the learning rate."""
+    """Iterations of linear warm-up from `warmup_factor` times the learning rate (c4 on VOC: 100)."""
     warmup_factor: Annotated[float, Field(ge=0, le=1)] = 0.001
     """Initial factor of the learning rate in the warm-up."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -71,6 +74,12 @@ class Settings(Section):
     """Seed of new layers, untrained backbone, order, sizes, flips and sampled regions."""
     workers: Positive | None = None
     """Processes that read images; by default one per processor, at most 16. Does not change results."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _moco_with_c4(cls, given: Any) -> Any:
+        """The defaults depend on the neck: the learning rates of the two protocols differ by a factor of up to 7.5."""
+        return {**cls.c4_defaults, **given} if isinstance(given, dict) and given.get("neck") == "c4" else given
 
     @model_validator(mode="after")
     def _consistent(self) -> "Settings":
