@@ -3,9 +3,9 @@
     python benchmarks/shuffle_bn.py [--out FILE] [--epochs 20] [--seeds 0 1]
 
 A narrow ResNet on synthetic textures with the settings of the study `methods-textures`, trained in three ways that
-differ in BatchNorm alone. After training, new images are encoded in training mode, and their keys in two forms: as in
-training, and with the statistics of other images (each in a group of images from eight batches). The second network
-pass has the same weights and images; what it loses, the query found by statistics that it shares with its key.
+differ in BatchNorm alone. After training, images are encoded in training mode, and their keys in two forms: as in
+training, and with the statistics of other images (in groups of images from eight batches). Weights and images are the
+same; what the second form loses, queries found by statistics that they share with their keys.
 
     pretext_accuracy    queries closer to their own key than to the whole queue, mean over the last epoch, in percent
     as_trained          the same after training, against 512 keys of other batches
@@ -66,7 +66,7 @@ def settings(splits: int, epochs: int, seed: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def probed(overrides: dict[str, Any], checkpoint: Path) -> dict[str, float]:
-    """Accuracy of new queries, in percent, with keys as in training and with those of other statistics."""
+    """Accuracy of queries, in percent, with keys as in training and with those of other statistics."""
     setup = prepare(load_recipe("demo", overrides), torch.device("cpu"))
     restore(checkpoint, setup.method, setup.optimizer, setup.device)
     method = setup.method.train()
