@@ -32,6 +32,7 @@ FORMS = {
     "moco v1": (moco, {"head": "linear", "dim": 5, "temperature": 0.07, "queue": 32, "ema_start": 0.9, "ema_end": 0.9}),
     "moco v2": (moco, {"hidden": 7, "dim": 5, "queue": 16}),
     "moco symmetric": (moco, {"hidden": 7, "dim": 5, "queue": 32, "symmetric": True, "ema_start": 0.9}),
+    "moco queues": (moco, {"hidden": 7, "dim": 5, "queue": 16, "symmetric": True, "queue_per_view": True}),
     "moco splits": (moco, {"hidden": 7, "dim": 5, "queue": 16, "ema_start": 0.9, "bn_splits": 2}),
     "byol": (byol, {"hidden": 7, "dim": 5, "ema_start": 0.9}),
     "in batch": (squared_contrastive, {"hidden": 7, "dim": 5, "ema_start": 0.9}),
@@ -230,6 +231,17 @@ def test_symmetric_moco_is_the_mean_of_both_directions_and_keeps_both_keys():
     assert model.loss(encoded).loss.item() == pytest.approx(expected.item(), abs=TIGHT)
     torch.testing.assert_close(model.queue.keys[:16], torch.cat([unit(k_2), unit(k_1)]))
     assert torch.equal(model.queue.keys[16:], queue[16:])
+
+
+def test_a_queue_of_its_own_has_the_keys_of_one_view():
+    model = make("moco queues")
+    queues = [queue.keys.clone() for queue in (model.queue, model.other_queue)]
+    given = model.encode(batch())
+    loss = model.loss(given).loss
+    expected = sum(moco_loss(*both).loss for both in zip(given.trained, given.fixed, queues, strict=True)) / 2
+    torch.testing.assert_close(loss, expected, rtol=0, atol=TIGHT)
+    for queue, keys in zip((model.queue, model.other_queue), given.fixed, strict=True):
+        torch.testing.assert_close(queue.keys[: len(keys)], unit(keys), rtol=0, atol=TIGHT)
 
 
 def test_moco_in_groups_has_the_statistics_of_each_group():

@@ -106,6 +106,8 @@ class Config(MethodConfig):
     """Decay of the target encoder at the last step, reached along a cosine; the same as at the first in the papers."""
     symmetric: bool = False
     """Also use view two as query and view one as key: mean of both directions, both keys enter the queue."""
+    queue_per_view: bool = False
+    """symmetric: each direction has a queue of its own, with the keys of one view (solo-learn)."""
     bn_splits: Annotated[int, Field(ge=1)] = 1
     """Groups of the batch with BatchNorm statistics of their own, other groups for keys than for queries, against
     their leak (ShuffleBN); 1: statistics of the whole batch. Its square must divide the batch of a process."""
@@ -125,7 +127,8 @@ class MoCo(Method):
         super().__init__(backbone, head(backbone.width, *hidden, config.dim, norm=False))
         self.config = config
         self.target = Target(self.online())
-        self.queue = KeyQueue(F.normalize(torch.randn(config.queue, config.dim), dim=1))
+        self.queue = _random_queue(config)
+        self.other_queue = _random_queue(config) if config.symmetric and config.queue_per_view else None
 
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:
         """Queries of the online network and, with `fixed`, keys of the target, of the first two views."""
@@ -154,14 +157,22 @@ class MoCo(Method):
 
     def loss(self, encoded: Encoded) -> StepOutput:
         """The loss of a whole batch with the current queue; in training mode the keys then enter the queue."""
-        queue = self.queue.keys
+        queues = [self.queue] if self.other_queue is None else [self.queue, self.other_queue]
+        # The backward pass needs a queue unchanged.
+        negatives = [queue.keys.clone() if self.training else queue.keys for queue in queues]
+        batches = zip(self._by_queue(encoded.trained), self._by_queue(encoded.fixed), negatives, strict=True)
+        of_queues = [moco_loss(*batch, self.config.temperature) for batch in batches]
+        terms = MoCoTerms(*(torch.stack(values).mean() for values in zip(*of_queues)))
         if self.training:
-            queue = queue.clone()  # the backward pass needs it unchanged
-        terms = moco_loss(torch.cat(encoded.trained), torch.cat(encoded.fixed), queue, self.config.temperature)
-        if self.training:
-            self.queue.enqueue(torch.cat([distributed.gathered(unit(keys)) for keys in encoded.fixed]))
+            new = self._by_queue([distributed.gathered(unit(keys)) for keys in encoded.fixed])
+            for queue, keys in zip(queues, new, strict=True):
+                queue.enqueue(keys)
         parts = {"alignment": terms.alignment, "contrast": terms.contrast, "pretext_accuracy": terms.accuracy}
         return StepOutput(terms.loss, parts, encoded.trained[0].detach())
+
+    def _by_queue(self, embeddings: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The embeddings of each direction, or of all directions if they share a queue."""
+        return [torch.cat(list(embeddings))] if self.other_queue is None else embeddings
 
     def after_step(self, progress: float | Tensor) -> dict[str, float | Tensor]:
         """Update the target."""
@@ -172,6 +183,10 @@ class MoCo(Method):
     def diagnostics(self) -> dict[str, Tensor]:
         """Of the queue, which starts with random vectors."""
         return self.queue.diagnostics("queue")
+
+
+def _random_queue(config: Config) -> KeyQueue:
+    return KeyQueue(F.normalize(torch.randn(config.queue, config.dim), dim=1))
 
 
 def build(config: Config, backbone: Backbone) -> MoCo:
