@@ -1,5 +1,6 @@
-"""Atomic writes: files appear complete or not at all."""
+"""Atomic writes: files appear complete or not at all, also after a power failure."""
 
+import errno
 import hashlib
 import os
 import secrets
@@ -10,16 +11,39 @@ from pathlib import Path
 
 @contextmanager
 def written_atomically(path: Path, alone: bool = False) -> Iterator[Path]:
-    """A temporary path to write to; renamed to `path` on success, removed on failure.
+    """A temporary path to write to; renamed to `path` on success, removed on failure. The file is on the disk before it
+    gets its name, and the name is before this returns.
 
     Every call has a path of its own, so that several processes may write the same file. With `alone` it is always the
-    same one, so that the remains of a killed process are overwritten.
+    same one, so that the remains of a killed process are overwritten: for those who hold a lock (see `locks`).
     """
     temporary = path.with_name(f"{path.name}.tmp" if alone else f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
+        sync(temporary)
         os.replace(temporary, path)  # noqa: PTH105 - atomic
+        sync(path.parent)
     finally:
+        temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    if path.is_dir() and os.name != "posix":
+        return  # a folder cannot be opened there
+    opened = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some file systems do not know this for folders
+            raise
+    finally:
+        os.close(opened)
+
+
+def remove_temporaries(path: Path) -> None:
+    """Remove what killed processes left of writing this file. Nobody else may be writing it."""
+    for temporary in path.parent.glob(f"{path.name}*.tmp"):
         temporary.unlink(missing_ok=True)
 
 
