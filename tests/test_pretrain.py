@@ -75,7 +75,8 @@ def test_an_interrupted_run_equals_an_uninterrupted_one_to_the_bit(tmp_path, tin
     parts = pretrain("demo", out=tmp_path / "parts", overrides=tiny, resume=True)
 
     one, other = state_of(whole), state_of(parts)
-    one.pop("seconds"), other.pop("seconds")
+    for state in (one, other):
+        del state["seconds"], state["checksums"]
     assert_same(one, other)
     assert without_clock(whole.metrics()) == without_clock(parts.metrics())
     assert whole.backbone_file.read_bytes() == parts.backbone_file.read_bytes()
@@ -161,7 +162,11 @@ def test_the_run_folder_is_as_documented(tmp_path, tiny):
     names = {path.name for path in run.folder.iterdir()}
     assert {"recipe.yaml", "environment.json", "metrics.jsonl", "train.log", "views.png", "checkpoints"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
-    assert {path.name for path in (run.folder / "checkpoints").iterdir()} == {"last.pt", "backbone.safetensors"}
+    assert {path.name for path in (run.folder / "checkpoints").iterdir()} == {
+        "last.pt",
+        "last.pt.1",
+        "backbone.safetensors",
+    }
     environment = json.loads((run.folder / "environment.json").read_text())
     assert environment["packages"]["torch"] == torch.__version__.split("+")[0]
 
@@ -206,13 +211,6 @@ def test_a_finished_run_has_nothing_to_resume(tmp_path, tiny, capsys):
     pretrain("demo", out=tmp_path / "run", overrides=tiny, resume=True)
     assert "complete" in capsys.readouterr().out
     assert run.checkpoint_file.read_bytes() == before
-
-
-def test_a_damaged_checkpoint_is_named(tmp_path, tiny):
-    run = pretrain("demo", out=tmp_path / "run", overrides=tiny)
-    run.checkpoint_file.write_bytes(b"not a checkpoint")
-    with pytest.raises(UserError, match=r"last\.pt: cannot be resumed from"):
-        pretrain("demo", out=tmp_path / "run", overrides=tiny, resume=True)
 
 
 def test_nan_stops_with_a_clear_message_and_leaves_the_last_good_checkpoint(tmp_path, tiny, monkeypatch):
