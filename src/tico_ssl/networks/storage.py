@@ -19,6 +19,7 @@ from tico_ssl.runtime.files import written_atomically
 from tico_ssl.runtime.progress import say
 
 ENTRY = "tico_ssl"  # of the file's metadata
+EARLY = {"config", "image_size", "mean", "std"}  # all that was in it before there were checksums
 _unverified: set[Path] = set()  # files of which this was said
 
 
@@ -84,15 +85,17 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise UserError(f"{path}: damaged or not a safetensors file ({error})") from error
     if ENTRY not in metadata:
         raise UserError(f"{path}: has no metadata about its architecture; it was not written by tico")
+    early = False
     try:
         description: dict[str, Any] = json.loads(metadata[ENTRY])
         manifest = description.pop("checksums", None)
-        wrong = None if manifest is None else damage([state, description], manifest)
+        early = manifest is None and description.keys() == EARLY
+        wrong = None if early else damage([state, description], manifest)
     except (ValueError, TypeError, AttributeError):
         wrong = "its metadata cannot be read"
     if wrong is not None:
         raise UserError(f"{path}: damaged, {wrong}; `tico pretrain --resume` writes the backbone of a run again")
-    if manifest is None and path not in _unverified:
+    if early and path not in _unverified:
         _unverified.add(path)
         say(f"{path} is from a version without checksums: it is used unverified")
     return state, description

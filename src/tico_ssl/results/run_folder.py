@@ -194,7 +194,7 @@ def environment() -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "gpu": _gpu(),
-        "packages": {name: _version(name) for name in packages},
+        "packages": {name: installed_version(name) for name in packages},
     }
 
 
@@ -211,7 +211,8 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """The version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

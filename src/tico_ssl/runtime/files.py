@@ -7,6 +7,9 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
+
+SEAL = 64  # bytes at the end of a sealed file
 
 
 @contextmanager
@@ -51,6 +54,29 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a text atomically."""
     with written_atomically(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def seal(path: Path) -> None:
+    """Append the digest of a file to it, where formats that are read by their ends, as ZIP is, do not mind it."""
+    with path.open("rb+") as file:
+        found = _digest(file, path.stat().st_size)
+        file.write(found)
+
+
+def is_sealed(path: Path) -> bool:
+    """Whether a file is what it was when it was sealed, to the bit."""
+    with path.open("rb") as file:
+        found = _digest(file, path.stat().st_size - SEAL)
+        return file.read() == found
+
+
+def _digest(file: IO[bytes], size: int) -> bytes:
+    """The digest of the next bytes of a file."""
+    found = hashlib.sha256()
+    while size > 0 and (part := file.read(min(size, 2**20))):
+        found.update(part)
+        size -= len(part)
+    return found.hexdigest().encode()
 
 
 def digest(path: Path) -> str:

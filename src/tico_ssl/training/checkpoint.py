@@ -1,8 +1,8 @@
 """Training state on disk, verified and kept, and stop requests (Ctrl-C, SIGTERM) that end with a checkpoint.
 
 Data order, views and dropout are functions of seed and step (see `randomness`), so a checkpoint needs the step and no
-random states. Its manifest has a checksum of every tensor. The newest checkpoint is `last.pt`; the one before it is
-`last.pt.1`, and so on.
+random states. A checkpoint is a file of torch.save, with a checksum of every tensor in it and a digest of all its bytes
+at the end. The newest is `last.pt`; the one before it is `last.pt.1`, and so on.
 """
 
 import os
@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
@@ -20,11 +19,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tico_ssl.optim.groups import load_optimizer
+from tico_ssl.results.run_folder import installed_version
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.checksums import checksums, damage
 from tico_ssl.runtime.errors import Interrupted as Interrupted
 from tico_ssl.runtime.errors import UserError
-from tico_ssl.runtime.files import sync, written_atomically
+from tico_ssl.runtime.files import is_sealed, seal, sync, written_atomically
 from tico_ssl.runtime.progress import say
 
 FORMAT = 1  # of a checkpoint: raise it when an older version would read it wrongly. Without a manifest it is 0
@@ -38,7 +38,7 @@ def save_checkpoint(
     when the new one is on the disk and has been read back."""
     state = {
         "format": FORMAT,
-        "version": metadata.version("tico-ssl"),
+        "version": installed_version("tico-ssl"),
         "step": step,
         "seconds": seconds,
         "method": method.state_dict(),
@@ -59,6 +59,7 @@ def _write(path: Path, state: dict[str, Any]) -> None:
     try:
         with path.open("wb") as file:
             torch.save(state, file)
+        seal(path)
     except RuntimeError as error:  # torch's own, about what it could not write
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
@@ -66,17 +67,13 @@ def _write(path: Path, state: dict[str, Any]) -> None:
 
 
 def _make_room(path: Path, keep: int) -> None:
-    """Make each kept checkpoint one older. Whoever is killed in between leaves a gap, which `kept` ignores."""
-    for number in range(keep - 1, 0, -1):
-        if (younger := _aged(path, number - 1)).is_file():
-            os.replace(younger, _aged(path, number))  # noqa: PTH105 - atomic
-    for older in kept(path):
-        if older != path and int(older.suffix[1:]) >= keep:
-            older.unlink()
-
-
-def _aged(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.name}.{number}") if number else path
+    """Make every checkpoint one older, and remove those that are too old. A kill in between leaves a gap, no more."""
+    older = kept(path)
+    for file in older[keep - 1 :]:
+        if file != path:  # which is about to be replaced
+            file.unlink()
+    for number, file in reversed(list(enumerate(older[: keep - 1], start=1))):
+        os.replace(file, path.with_name(f"{path.name}.{number}"))  # noqa: PTH105 - atomic
 
 
 def kept(path: Path) -> list[Path]:
@@ -132,7 +129,8 @@ def read_checkpoint(path: Path, mmap: bool = False) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
         manifest = state.pop("checksums", None)
-        wrong = None if manifest is None and "format" not in state else damage(state, manifest)
+        early = manifest is None and "format" not in state
+        wrong = None if early else damage(state, manifest) or (None if is_sealed(path) else "bytes have changed")
     except PermissionError:
         raise
     except Exception as error:  # a damaged file fails in many ways
@@ -146,7 +144,7 @@ def _load(
     file: Path, state: dict[str, Any], method: nn.Module, optimizer: Optimizer, tell: Callable[[str], None]
 ) -> None:
     """Load a verified state."""
-    written, here = state.get("version", "an early version"), metadata.version("tico-ssl")
+    written, here = state.get("version", "an early version"), installed_version("tico-ssl")
     if state.get("format", 0) > FORMAT:
         raise UserError(f"{file}: was written by tico-ssl {written}; this is {here}, which is too old to read it")
     if "format" not in state:
