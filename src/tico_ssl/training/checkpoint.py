@@ -144,18 +144,18 @@ def _load(
     file: Path, state: dict[str, Any], method: nn.Module, optimizer: Optimizer, tell: Callable[[str], None]
 ) -> None:
     """Load a verified state."""
-    written, here = state.get("version", "an early version"), installed_version("tico-ssl")
+    written = f"tico-ssl {state['version']}" if "version" in state else "an early version"
+    here = installed_version("tico-ssl")
     if state.get("format", 0) > FORMAT:
-        raise UserError(f"{file}: was written by tico-ssl {written}; this is {here}, which is too old to read it")
+        raise UserError(f"{file}: was written by {written}; this is {here}, which is too old to read it")
     if "format" not in state:
         tell(f"{file} is from a version without checksums: it is used unverified")
     try:
         method.load_state_dict(state["method"])
         load_optimizer(optimizer, state["optimizer"])
     except Exception as error:
-        raise UserError(
-            f"{file}: cannot be resumed from: it was written by tico-ssl {written}, this is {here} ({_line(error)})"
-        ) from error
+        reason = f"it was written by {written}, this is {here} ({_line(error)})"
+        raise UserError(f"{file}: cannot be resumed from: {reason}") from error
 
 
 def _line(error: Exception) -> str:
