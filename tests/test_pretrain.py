@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -107,26 +106,6 @@ def test_interruption_in_the_middle_of_an_epoch_resumes_in_the_middle(tmp_path, 
     whole = pretrain("demo", out=tmp_path / "whole", overrides=tiny)
     assert_same(state_of(whole)["method"], state_of(parts)["method"])
     assert without_clock(whole.metrics()) == without_clock(parts.metrics())
-
-
-def test_a_killed_process_resumes_to_the_bit(tmp_path, tiny):
-    """SIGKILL leaves no time for anything: what is on disk must do."""
-    tiny |= {"training.epochs": 6, "data.limit": 320, "training.knn_every_epochs": 1}
-    words = [f"{key}={value}" for key, value in tiny.items()]
-    command = [sys.executable, "-m", "tico_ssl", "pretrain", "demo", *words, "--resume"]
-    process = subprocess.Popen([*command, "--out", str(tmp_path / "killed")], stdout=subprocess.DEVNULL)
-    checkpoint = tmp_path / "killed" / "checkpoints" / "last.pt"
-    deadline = time.time() + 120
-    while not checkpoint.exists() and time.time() < deadline:
-        time.sleep(0.005)
-    process.kill()
-    process.wait()
-    assert state_of(open_run(tmp_path / "killed"))["step"] < 60
-    subprocess.run([*command, "--out", str(tmp_path / "killed")], check=True, stdout=subprocess.DEVNULL)
-    whole = pretrain("demo", out=tmp_path / "whole", overrides=tiny)
-    killed = open_run(tmp_path / "killed")
-    assert_same(state_of(whole)["method"], state_of(killed)["method"])
-    assert without_clock(whole.metrics()) == without_clock(killed.metrics())
 
 
 def test_python_command_and_file_give_the_same_run(tmp_path, tiny):

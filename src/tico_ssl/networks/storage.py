@@ -91,7 +91,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         manifest = description.pop("checksums", None)
         early = manifest is None and description.keys() == EARLY
         wrong = None if early else damage([state, description], manifest)
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         wrong = "its metadata cannot be read"
     if wrong is not None:
         raise UserError(f"{path}: damaged, {wrong}; `tico pretrain --resume` writes the backbone of a run again")

@@ -40,17 +40,17 @@ def alone_in(folder: Path, refusal: str) -> Iterator[None]:
     place = folder.resolve()
     if place in _held:
         raise InUse(f"{refusal} (process {os.getpid()})")
-    with (folder / LOCK).open("ab+", buffering=0) as file:
-        if not _locked(file):
-            file.seek(0)
-            raise InUse(f"{refusal} ({file.read(200).decode(errors='replace').strip() or 'another process'})")
-        _held.add(place)
-        _label(file, f"process {os.getpid()} on {socket.gethostname()}\n")
-        try:
+    _held.add(place)
+    try:
+        with (folder / LOCK).open("ab+", buffering=0) as file:
+            if not _locked(file):
+                file.seek(0)
+                raise InUse(f"{refusal} ({file.read(200).decode(errors='replace').strip() or 'another process'})")
+            _label(file, f"process {os.getpid()} on {socket.gethostname()}\n")
             yield
-        finally:
             _label(file, "")
-            _held.discard(place)
+    finally:
+        _held.discard(place)
 
 
 def _locked(file: IO[bytes]) -> bool:
