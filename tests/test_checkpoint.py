@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -154,12 +155,24 @@ def test_no_checkpoint_goes_before_the_new_one_is_verified(tmp_path, monkeypatch
     assert {file.name for file in tmp_path.iterdir()} == {"last.pt", "last.pt.1"}
 
 
-def test_a_full_disk_is_an_error_of_the_system(tmp_path):
-    path = tmp_path / "last.pt"
-    path.with_name("last.pt.tmp").symlink_to("/dev/full")
+def test_a_full_disk_is_an_error_of_the_system(tmp_path, monkeypatch):
+    monkeypatch.setattr("tico_ssl.runtime.files.secrets.token_hex", lambda count: "full")
+    (tmp_path / "last.pt.full.tmp").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device"):
-        saved(path)
+        saved(tmp_path / "last.pt")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_several_writers_do_not_mix(tmp_path):
+    path, models = tmp_path / "last.pt", [a_model(step) for step in range(16)]
+    save_checkpoint(path, 0, *models[0], 0.5)
+    with ThreadPoolExecutor(4) as pool:
+        writers = [pool.submit(save_checkpoint, path, step, *model, 0.5) for step, model in enumerate(models)]
+        while not all(writer.done() for writer in writers):
+            state = read_checkpoint(path)
+            assert_same(dict(state["method"]), dict(models[state["step"]][0].state_dict()))
+    assert [writer.result() for writer in writers] == [None] * 16
+    assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
 
 
 @pytest.mark.parametrize("damage", [lambda path: flip(path, 8 * 3000), lambda path: path.write_bytes(b"no checkpoint")])

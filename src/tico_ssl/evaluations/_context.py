@@ -26,7 +26,7 @@ from tico_ssl.networks.backbones import SMALL_IMAGE, Backbone
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import choose_device
-from tico_ssl.runtime.files import write_atomically
+from tico_ssl.runtime.files import remove_temporaries, write_atomically
 from tico_ssl.runtime.locks import alone_in
 from tico_ssl.runtime.progress import say
 
@@ -123,6 +123,7 @@ class Context:
             kept: Numbers = json.loads(finished.read_text(encoding="utf-8"))
             return kept
         with self._alone(place.parent):
+            remove_temporaries(place)
             numbers = make(place)
             if distributed.is_main():
                 write_atomically(finished, json.dumps(numbers) + "\n")

@@ -18,7 +18,7 @@ def written_atomically(path: Path, alone: bool = False) -> Iterator[Path]:
     gets its name, and the name is before this returns.
 
     Every call has a path of its own, so that several processes may write the same file. With `alone` it is always the
-    same one, so that the remains of a killed process are overwritten: for those who hold a lock (see `locks`).
+    same one, so that the remains of a killed process are overwritten.
     """
     temporary = path.with_name(f"{path.name}.tmp" if alone else f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:

@@ -45,7 +45,7 @@ def save_checkpoint(
         "optimizer": optimizer.state_dict(),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written_atomically(path, alone=True) as temporary:
+    with written_atomically(path) as temporary:
         _write(temporary, state | {"checksums": checksums(state)})
         sync(temporary)
         try:
