@@ -8,6 +8,7 @@ evaluation. Prints one line of JSON.
 """
 
 import builtins
+import importlib
 import io
 import json
 import os
@@ -22,8 +23,11 @@ import torch
 
 from tico_ssl import evaluate, pretrain
 from tico_ssl.results.run_folder import Run
-from tico_ssl.training import pretrain as training  # noqa: F401 - imported once, before processes are forked
 from tico_ssl.training.checkpoint import read_checkpoint
+
+ON_THE_WAY = ("torch.utils.tensorboard", "tico_ssl.training.pretrain", "tico_ssl.evaluations.rankme")
+for name in ON_THE_WAY:  # imported once, before processes are forked
+    importlib.import_module(name)
 
 SETTINGS = {
     "data.limit": 96,
