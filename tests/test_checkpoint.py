@@ -193,6 +193,18 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tmp_path, dam
     assert "\n" not in str(caught.value)
 
 
+def test_an_error_that_is_not_the_files_is_no_damage(tmp_path, monkeypatch):
+    path = saved(tmp_path / "last.pt", (1, 2), keep=2)
+
+    def exhausted(*arguments, **options):
+        raise MemoryError
+
+    monkeypatch.setattr(torch, "load", exhausted)
+    with pytest.raises(MemoryError):
+        restore(path, *a_model(), CPU)
+    assert [file.name for file in kept(path)] == ["last.pt", "last.pt.1"]
+
+
 def test_a_kill_between_two_renames_leaves_a_gap_that_does_not_matter(tmp_path):
     path = saved(tmp_path / "last.pt", (1, 2), keep=2)
     path.rename(tmp_path / "last.pt.1")

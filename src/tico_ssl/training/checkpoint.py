@@ -27,6 +27,7 @@ from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import is_sealed, seal, sync, written_atomically
 from tico_ssl.runtime.progress import say
 
+CPU = torch.device("cpu")
 FORMAT = 1  # of a checkpoint: raise it when an older version would read it wrongly. Without a manifest it is 0
 AGREE_SECONDS, AGREE_STEPS = 2.0, 64  # at most, between two questions whether to stop
 
@@ -102,7 +103,7 @@ def restore(
     state: dict[str, Any] = {}
     for file in [] if path is None else kept(path):
         try:
-            state = read_checkpoint(file)
+            state = read_checkpoint(file, device)
         except Damaged as error:
             damaged[file] = str(error)
             continue
@@ -124,20 +125,29 @@ class Damaged(Exception):
     """A checkpoint that is not what was written."""
 
 
-def read_checkpoint(path: Path, mmap: bool = False) -> dict[str, Any]:
-    """The state in a checkpoint, on the CPU, verified. That of a version without checksums is taken as it is."""
+def read_checkpoint(path: Path, device: torch.device = CPU, mmap: bool = False) -> dict[str, Any]:
+    """The state in a checkpoint, on a device, verified. That of a version without checksums is taken as it is."""
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
         manifest = state.pop("checksums", None)
         early = manifest is None and "format" not in state
         wrong = None if early else damage(state, manifest) or (None if is_sealed(path) else "bytes have changed")
     except PermissionError:
         raise
     except Exception as error:  # a damaged file fails in many ways
+        if _intact(path):
+            raise  # out of memory, and the like
         raise Damaged(_line(error)) from error
     if wrong is not None:
         raise Damaged(wrong)
     return state
+
+
+def _intact(path: Path) -> bool:
+    try:
+        return is_sealed(path)
+    except OSError:  # a sector that cannot be read
+        return False
 
 
 def _load(
