@@ -1,8 +1,11 @@
 """Files appear whole or not at all, whoever writes them."""
 
+import os
+from pathlib import Path
+
 import pytest
 
-from tico_ssl.runtime.files import write_atomically, written_atomically
+from tico_ssl.runtime.files import is_sealed, remove_temporaries, seal, write_atomically, written_atomically
 
 
 def test_until_all_is_written_the_file_is_what_it_was(tmp_path):
@@ -34,3 +37,41 @@ def test_what_a_killed_writer_left_is_written_over_by_one_that_is_alone(tmp_path
         temporary.write_text("new")
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_written_is_on_the_disk_before_it_has_its_name_and_the_name_before_one_goes_on(tmp_path, monkeypatch):
+    events, path = [], tmp_path / "a.json"
+    sync, replace = os.fsync, os.replace
+
+    def synced(opened):
+        events.append(("sync", Path(f"/proc/self/fd/{opened}").resolve().name))
+        sync(opened)
+
+    def replaced(old, new):
+        events.append(("rename", new.name))
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    with written_atomically(path, alone=True) as temporary:
+        temporary.write_text("new")
+    assert events == [("sync", "a.json.tmp"), ("rename", "a.json"), ("sync", tmp_path.name)]
+
+
+def test_remains_of_killed_writers_are_removed_and_nothing_else(tmp_path):
+    for name in ("a.json", "a.json.1", "a.json.tmp", "a.json.0a1b2c3d.tmp", "b.json.0a1b2c3d.tmp"):
+        (tmp_path / name).write_text(name)
+    remove_temporaries(tmp_path / "a.json")
+    assert {path.name for path in tmp_path.iterdir()} == {"a.json", "a.json.1", "b.json.0a1b2c3d.tmp"}
+
+
+def test_a_seal_covers_every_bit(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"some bytes")
+    assert not is_sealed(path)
+    seal(path)
+    whole = path.read_bytes()
+    assert is_sealed(path) and whole.startswith(b"some bytes") and len(whole) == 10 + 64
+    for bit in range(0, 8 * len(whole), 7):
+        path.write_bytes(bytes(byte ^ (1 << bit % 8) * (i == bit // 8) for i, byte in enumerate(whole)))
+        assert not is_sealed(path)

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from tico_ssl.methods.tico import Config, TiCo, TiCoLoss
 from tico_ssl.networks.batch_norm import share_statistics
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime import distributed
+from tico_ssl.training.checkpoint import read_checkpoint
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 
@@ -153,6 +155,50 @@ def test_the_same_command_under_torchrun(tmp_path, tiny):
     one, other = (torch.load(run.checkpoint_file, weights_only=True)["method"] for run in (alone, two))
     for name, value in one.items():
         torch.testing.assert_close(other[name], value, rtol=1e-7, atol=1e-9, msg=name)
+
+
+def normalised(rank):
+    """Half of a batch each, in bf16, as autocast gives it to BatchNorm."""
+    norm = share_statistics(nn.Sequential(nn.BatchNorm2d(3)))
+    images = the_views()[0][4 * rank : 4 * rank + 4].bfloat16().requires_grad_()
+    output = norm(images)
+    output.float().square().mul(the_views()[1][4 * rank : 4 * rank + 4].float()).sum().backward()
+    return {"output": output.detach(), "gradient": images.grad, **norm.state_dict()}
+
+
+def test_shared_statistics_of_bf16_are_those_of_one_process(tmp_path):
+    norm, images = nn.BatchNorm2d(3), the_views()[0].bfloat16().requires_grad_()
+    output = norm(images)
+    output.float().square().mul(the_views()[1].float()).sum().backward()
+    parts = in_two_processes(normalised, tmp_path)
+    assert parts[0]["output"].dtype == torch.bfloat16
+    for name, alone in (("output", output.detach()), ("gradient", images.grad)):
+        torch.testing.assert_close(torch.cat([part[name] for part in parts]), alone, rtol=0.02, atol=0.02)
+    for part in parts:
+        torch.testing.assert_close(part["0.running_mean"], norm.running_mean, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(part["0.running_var"], norm.running_var, rtol=1e-4, atol=1e-5)
+
+
+def test_processes_stop_together_within_seconds(tmp_path, tiny):
+    """In bf16, in the middle of a long epoch, without a log step."""
+    tiny |= {"training.precision": "bf16", "data.limit": 10_000, "training.batch_size": 4}
+    tiny |= {"training.log_every_steps": 100_000}
+    words = [f"{key}={value}" for key, value in tiny.items()]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+    command = [*launcher, "-m", "tico_ssl", "pretrain", "demo", *words, "--out", str(tmp_path / "two")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "two" / "views.png").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.terminate()  # torchrun passes it on, and kills after 30 seconds
+    asked = time.monotonic()
+    out, errors = process.communicate(timeout=60)
+    assert "; continue with --resume" in out, errors
+    assert time.monotonic() - asked < 25
+    step = read_checkpoint(open_run(tmp_path / "two").checkpoint_file)["step"]
+    assert 0 < step < 2500
+    assert f"stopped after step {step} of 7500" in out
 
 
 def test_a_batch_that_does_not_divide_is_refused(tmp_path, tiny):

@@ -357,6 +357,18 @@ def test_of_images_that_nothing_identifies_nothing_is_kept(here):
     assert made == [True, False, False]  # the second was found finished; the last two were made each time
 
 
+def test_a_second_command_does_not_touch_the_state_of_a_long_protocol(here):
+    first, second = (open_context("b.safetensors", "x.npz", cache=True) for _ in range(2))
+
+    def meanwhile(place):
+        with pytest.raises(UserError, match=r"another command evaluates .*: wait for its end \(process"):
+            second.part(few_shot.Config(), "name", lambda place: {"one": 2.0})
+        return {"one": 1.0}
+
+    assert first.part(few_shot.Config(), "name", meanwhile) == {"one": 1.0}
+    assert second.part(few_shot.Config(), "name", meanwhile) == {"one": 1.0}  # found finished
+
+
 def test_context_without_a_home_keeps_nothing(here):
     context = open_context("b.safetensors", "x.npz")
     context.features("trained")

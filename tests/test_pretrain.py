@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -19,14 +18,14 @@ from tico_ssl.results.collapse import collapse_signs
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.training import pretrain as loop
-from tico_ssl.training.checkpoint import Interrupted
+from tico_ssl.training.checkpoint import Interrupted, read_checkpoint
 from tico_ssl.training.monitor import spread
 
 CLOCK = ("seconds", "images_per_second", "data_wait")
 
 
 def state_of(run):
-    return torch.load(run.checkpoint_file, weights_only=True)
+    return read_checkpoint(run.checkpoint_file)
 
 
 def assert_same(one, other, where="state"):
@@ -50,13 +49,13 @@ def without_clock(lines):
     return [{key: value for key, value in line.items() if key not in CLOCK} for line in lines]
 
 
-def interrupt_after(monkeypatch, count: int) -> None:
+def interrupt_after(monkeypatch, count: int, number: int = signal.SIGTERM) -> None:
     """Ask the run to stop while it makes a step."""
     steps, original = iter(range(1, 100)), loop.Step.__call__
 
     def pull_the_plug(*arguments):
         if next(steps) == count:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         return original(*arguments)
 
     monkeypatch.setattr(loop.Step, "__call__", pull_the_plug)
@@ -109,26 +108,6 @@ def test_interruption_in_the_middle_of_an_epoch_resumes_in_the_middle(tmp_path, 
     assert without_clock(whole.metrics()) == without_clock(parts.metrics())
 
 
-def test_a_killed_process_resumes_to_the_bit(tmp_path, tiny):
-    """SIGKILL leaves no time for anything: what is on disk must do."""
-    tiny |= {"training.epochs": 6, "data.limit": 320, "training.knn_every_epochs": 1}
-    words = [f"{key}={value}" for key, value in tiny.items()]
-    command = [sys.executable, "-m", "tico_ssl", "pretrain", "demo", *words, "--resume"]
-    process = subprocess.Popen([*command, "--out", str(tmp_path / "killed")], stdout=subprocess.DEVNULL)
-    checkpoint = tmp_path / "killed" / "checkpoints" / "last.pt"
-    deadline = time.time() + 120
-    while not checkpoint.exists() and time.time() < deadline:
-        time.sleep(0.005)
-    process.kill()
-    process.wait()
-    assert state_of(open_run(tmp_path / "killed"))["step"] < 60
-    subprocess.run([*command, "--out", str(tmp_path / "killed")], check=True, stdout=subprocess.DEVNULL)
-    whole = pretrain("demo", out=tmp_path / "whole", overrides=tiny)
-    killed = open_run(tmp_path / "killed")
-    assert_same(state_of(whole)["method"], state_of(killed)["method"])
-    assert without_clock(whole.metrics()) == without_clock(killed.metrics())
-
-
 def test_python_command_and_file_give_the_same_run(tmp_path, tiny):
     by_python = pretrain("demo", out=tmp_path / "python", overrides=tiny)
     words = [f"{key}={value}" for key, value in tiny.items()]
@@ -161,7 +140,11 @@ def test_the_run_folder_is_as_documented(tmp_path, tiny):
     names = {path.name for path in run.folder.iterdir()}
     assert {"recipe.yaml", "environment.json", "metrics.jsonl", "train.log", "views.png", "checkpoints"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
-    assert {path.name for path in (run.folder / "checkpoints").iterdir()} == {"last.pt", "backbone.safetensors"}
+    assert {path.name for path in (run.folder / "checkpoints").iterdir()} == {
+        "last.pt",
+        "last.pt.1",
+        "backbone.safetensors",
+    }
     environment = json.loads((run.folder / "environment.json").read_text())
     assert environment["packages"]["torch"] == torch.__version__.split("+")[0]
 
@@ -206,13 +189,6 @@ def test_a_finished_run_has_nothing_to_resume(tmp_path, tiny, capsys):
     pretrain("demo", out=tmp_path / "run", overrides=tiny, resume=True)
     assert "complete" in capsys.readouterr().out
     assert run.checkpoint_file.read_bytes() == before
-
-
-def test_a_damaged_checkpoint_is_named(tmp_path, tiny):
-    run = pretrain("demo", out=tmp_path / "run", overrides=tiny)
-    run.checkpoint_file.write_bytes(b"not a checkpoint")
-    with pytest.raises(UserError, match=r"last\.pt: cannot be resumed from"):
-        pretrain("demo", out=tmp_path / "run", overrides=tiny, resume=True)
 
 
 def test_nan_stops_with_a_clear_message_and_leaves_the_last_good_checkpoint(tmp_path, tiny, monkeypatch):

@@ -53,7 +53,7 @@ def pretrain(
         run = train(recipe or "demo", data, out, changes, resume, overwrite)
     except KeyboardInterrupt as stop:
         say(str(stop) or "stopped; --resume continues from the last checkpoint")
-        raise typer.Exit(130) from stop
+        raise typer.Exit(_exit_code(stop)) from stop
     if not is_main():
         return
     say(f"\nlook at    {run.folder}/views.png, {run.folder}/metrics.jsonl, tensorboard --logdir {run.folder}")
@@ -97,7 +97,7 @@ def evaluate(
         results = evaluate_all(subject, protocols, data, overrides, not no_cache)
     except KeyboardInterrupt as stop:
         say(str(stop) or "stopped; the same command continues")
-        raise typer.Exit(130) from stop
+        raise typer.Exit(_exit_code(stop)) from stop
     if not is_main():
         return
     print_results(results)
@@ -166,7 +166,7 @@ def study(
         summary = make(name, data, out, changes, only or (), side_by_side)
     except KeyboardInterrupt as stop:
         say("stopped; the same command continues")
-        raise typer.Exit(130) from stop
+        raise typer.Exit(_exit_code(stop)) from stop
     table.show(summary)
     say(f"\nwrote      {summary.folder}/results.md, results.csv, results.json")
     if summary.failures:
@@ -371,6 +371,11 @@ def preview(
     for name, reason in bad.reasons.items():
         say(f"  left out {name}: {reason}")
     say(f"wrote {out}: originals in the top row, then a row per view")
+
+
+def _exit_code(stop: KeyboardInterrupt) -> int:
+    """130 after Ctrl-C, 143 after SIGTERM."""
+    return int(getattr(stop, "exit_code", 130))
 
 
 def _split(words: list[str]) -> tuple[str | None, dict[str, Any]]:

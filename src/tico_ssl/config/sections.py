@@ -156,5 +156,7 @@ class TrainingConfig(Section):
     """Epochs between checkpoints; the last epoch always writes one."""
     checkpoint_seconds: Annotated[float, Field(ge=0)] = 30.0
     """Minimum seconds between checkpoints, so that short epochs are not dominated by writing them."""
+    keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    """Checkpoints kept: the newest, and earlier ones in case it gets damaged."""
     workers: Annotated[int, Field(ge=1)] | None = None
     """Processes that decode image files; default: one per CPU core, at most 16. Does not affect results."""

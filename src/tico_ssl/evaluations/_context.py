@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +26,8 @@ from tico_ssl.networks.backbones import SMALL_IMAGE, Backbone
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import choose_device
-from tico_ssl.runtime.files import write_atomically
+from tico_ssl.runtime.files import remove_temporaries, write_atomically
+from tico_ssl.runtime.locks import alone_in
 from tico_ssl.runtime.progress import say
 
 
@@ -120,13 +122,20 @@ class Context:
             say(f"{self.protocol} {name}: already done, {finished}")
             kept: Numbers = json.loads(finished.read_text(encoding="utf-8"))
             return kept
-        numbers = make(place)
-        if distributed.is_main():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(finished, json.dumps(numbers) + "\n")
-            for suffix in (".pt", ".jsonl"):  # the checkpoint of the finished part
-                place.with_name(name + suffix).unlink(missing_ok=True)
+        with self._alone(place.parent):
+            remove_temporaries(place)
+            numbers = make(place)
+            if distributed.is_main():
+                write_atomically(finished, json.dumps(numbers) + "\n")
+                for suffix in (".pt", ".jsonl"):  # the checkpoint of the finished part
+                    place.with_name(name + suffix).unlink(missing_ok=True)
         return numbers
+
+    def _alone(self, folder: Path) -> AbstractContextManager[None]:
+        """Keep other commands from the state of this protocol."""
+        if not distributed.is_main():
+            return nullcontext()
+        return alone_in(folder, f"another command evaluates {self.protocol} in {folder}: wait for its end")
 
     @cached_property
     def _images(self) -> list[str | None]:

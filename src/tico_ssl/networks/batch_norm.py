@@ -30,13 +30,14 @@ class SharedBatchNorm(_BatchNorm):
         axes = [axis for axis in range(input.ndim) if axis != 1]
         shape = [-1 if axis == 1 else 1 for axis in range(input.ndim)]
         world = distributed.world_size()
+        given, input = input.dtype, input.to(torch.promote_types(input.dtype, torch.float32))  # as torch's BatchNorm
         mean = distributed.all_sum(input.mean(axes)) / world
         variance = distributed.all_sum((input - mean.view(shape)).square().mean(axes)) / world
         self._track(mean.detach(), variance.detach(), world * input.numel() // input.shape[1])
         output = (input - mean.view(shape)) * (variance.view(shape) + self.eps).rsqrt()
         if self.weight is not None:
             output = output * self.weight.view(shape) + self.bias.view(shape)
-        return output
+        return output.to(given)
 
     def _track(self, mean: Tensor, variance: Tensor, count: int) -> None:
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:

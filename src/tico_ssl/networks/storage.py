@@ -3,17 +3,24 @@
 import copy
 import json
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.networks import weight_standardisation
 from tico_ssl.networks.backbones import Backbone, build_backbone
 from tico_ssl.results.run_folder import backbone_file
+from tico_ssl.runtime.checksums import checksums, damage
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import written_atomically
+from tico_ssl.runtime.progress import say
+
+ENTRY = "tico_ssl"  # of the file's metadata
+EARLY = {"config", "image_size", "mean", "std"}  # all that was in it before there were checksums
+_unverified: set[Path] = set()  # files of which this was said
 
 
 def plain_state(backbone: Backbone) -> dict[str, Tensor]:
@@ -23,32 +30,20 @@ def plain_state(backbone: Backbone) -> dict[str, Tensor]:
 
 
 def save_backbone(backbone: Backbone, path: Path) -> None:
-    """Write the file atomically."""
-    # Folded weights belong to a network without standardisation.
-    config = backbone.config.model_copy(update={"weight_standardisation": False})
-    description = {
-        "config": config.model_dump(mode="json"),
-        "image_size": backbone.image_size,
-        "mean": backbone.mean,
-        "std": backbone.std,
-    }
+    """Write the file atomically, with a checksum of every tensor."""
+    state, description = plain_state(backbone), _described(backbone)
+    description["checksums"] = checksums([state, description])
+    # All in one entry: their order in the file is a matter of chance.
+    content = save(state, metadata={ENTRY: json.dumps(description)})
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_atomically(path) as temporary:
-        save_file(plain_state(backbone), temporary, metadata={"tico_ssl": json.dumps(description)})
+        temporary.write_bytes(content)
 
 
 def load_backbone(source: str | Path) -> Backbone:
     """The backbone of a run folder or a .safetensors file, in evaluation mode: normalised images to features."""
     path = backbone_file(source)
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except SafetensorError as error:
-        raise UserError(f"{path}: damaged or not a safetensors file ({error})") from error
-    if "tico_ssl" not in metadata:
-        raise UserError(f"{path}: has no metadata about its architecture; it was not written by tico")
-    description = json.loads(metadata["tico_ssl"])
+    state, description = _read(path)
     config = BackboneConfig.model_validate(description["config"])
     backbone = build_backbone(config, description["image_size"], description["mean"], description["std"])
     try:
@@ -56,3 +51,51 @@ def load_backbone(source: str | Path) -> Backbone:
     except RuntimeError as error:
         raise UserError(f"{path}: its weights do not match its own metadata, '{config.name}'") from error
     return backbone.eval()
+
+
+def holds(path: Path, backbone: Backbone) -> bool:
+    """Whether this file is that of this backbone, and undamaged."""
+    try:
+        state, description = _read(path)
+        description["config"] = BackboneConfig.model_validate(description["config"]).model_dump(mode="json")
+    except (ValueError, OSError):  # also a UserError
+        return False
+    return checksums([state, description]) == checksums([plain_state(backbone), _described(backbone)])
+
+
+def _described(backbone: Backbone) -> dict[str, Any]:
+    """How to rebuild the network of the file."""
+    # Folded weights belong to a network without standardisation.
+    config = backbone.config.model_copy(update={"weight_standardisation": False})
+    return {
+        "config": config.model_dump(mode="json"),
+        "image_size": backbone.image_size,
+        "mean": list(backbone.mean),
+        "std": list(backbone.std),
+    }
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a file and the description of their network, if they are as they were written."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except SafetensorError as error:
+        raise UserError(f"{path}: damaged or not a safetensors file ({error})") from error
+    if ENTRY not in metadata:
+        raise UserError(f"{path}: has no metadata about its architecture; it was not written by tico")
+    early = False
+    try:
+        description: dict[str, Any] = json.loads(metadata[ENTRY])
+        manifest = description.pop("checksums", None)
+        early = manifest is None and description.keys() == EARLY
+        wrong = None if early else damage([state, description], manifest)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        wrong = "its metadata cannot be read"
+    if wrong is not None:
+        raise UserError(f"{path}: damaged, {wrong}; `tico pretrain --resume` writes the backbone of a run again")
+    if early and path not in _unverified:
+        _unverified.add(path)
+        say(f"{path} is from a version without checksums: it is used unverified")
+    return state, description

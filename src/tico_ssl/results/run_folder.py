@@ -2,7 +2,7 @@
 
 recipe.yaml (resolved), environment.json, metrics.jsonl, spectrum.jsonl (of TiCo's covariance), train.log, TensorBoard
 events, views.png, checkpoints/last.pt (training state), checkpoints/backbone.safetensors (trained weights),
-results.jsonl
+results.jsonl, lock (held while training)
 """
 
 import json
@@ -19,8 +19,13 @@ from typing import Any
 
 from tico_ssl.config.recipe import Recipe, dump_recipe, load_recipe
 from tico_ssl.runtime.errors import UserError
-from tico_ssl.runtime.files import digest, write_atomically
+from tico_ssl.runtime.files import digest, remove_temporaries, write_atomically
 from tico_ssl.runtime.json_lines import read_json_lines
+from tico_ssl.runtime.locks import LOCK
+
+MOST_SHOWN = 5  # differences of recipes in a message
+MAY_CHANGE = ("description", "training.log_every", "training.workers", "training.keep_", "training.checkpoint_")
+"""Settings that do not affect the weights, by the beginning of their names: a resumed run may have others."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,10 @@ class Run:
     @property
     def recipe_file(self) -> Path:
         return self.folder / "recipe.yaml"
+
+    @property
+    def environment_file(self) -> Path:
+        return self.folder / "environment.json"
 
     @property
     def metrics_file(self) -> Path:
@@ -99,7 +108,7 @@ def admit(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -> None:
     """Refuse a folder that must not be written to."""
     if not folder.is_dir() and any(place.is_file() for place in (folder, *folder.parents)):
         raise UserError(f"{folder} is a file, not a folder")
-    if not folder.exists() or not any(folder.iterdir()):
+    if not folder.exists() or _barely_begun(Run(folder)):
         return
     run = Run(folder)
     if resume and run.recipe_file.is_file():
@@ -112,30 +121,53 @@ def admit(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -> None:
         raise UserError(f"{folder} is not a run folder (it has no recipe.yaml), so --overwrite leaves it alone")
 
 
+def _barely_begun(run: Run) -> bool:
+    """Whether a folder is empty, or has nothing but what a start leaves that dies before it has written the recipe."""
+    begun = {LOCK, run.environment_file.name, run.checkpoint_file.parent.name}
+    return all(
+        path.name in begun or (path.suffix == ".tmp" and path.name.startswith((run.recipe_file.name, *begun)))
+        for path in run.folder.iterdir()
+    ) and not any(run.folder.glob("checkpoints/*"))
+
+
 def create_run(folder: Path, recipe: Recipe, overwrite: bool) -> None:
-    """Create the folder of a new run; a resumed one is left unchanged."""
+    """Create the folder of a new run; that of a resumed one stays, without what a killed process was writing."""
     run = Run(folder)
     if overwrite and run.recipe_file.is_file():
-        shutil.rmtree(folder)
-    if run.recipe_file.is_file():
-        return
-    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    (folder / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n")
-    write_atomically(run.recipe_file, dump_recipe(recipe))
+        _clear(run)
+    run.checkpoint_file.parent.mkdir(parents=True, exist_ok=True)
+    mine = (run.recipe_file, run.environment_file, run.metrics_file, run.spectrum_file, run.bad_files_file)
+    for file in (*mine, run.checkpoint_file, run.backbone_file):
+        remove_temporaries(file)
+    if not run.recipe_file.is_file():
+        write_atomically(run.environment_file, json.dumps(environment(), indent=2) + "\n")
+        write_atomically(run.recipe_file, dump_recipe(recipe))  # last: it makes this a run
+
+
+def _clear(run: Run) -> None:
+    """Remove a run. The checkpoints go first and the recipe last: whatever is left of it is a run that can be resumed,
+    from its beginning, or replaced."""
+    shutil.rmtree(run.checkpoint_file.parent, ignore_errors=True)
+    for path in run.folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name not in (LOCK, run.recipe_file.name):
+            path.unlink()
+    run.recipe_file.unlink()
 
 
 def _require_same(old: Recipe, new: Recipe, folder: Path) -> None:
     """A bitwise-identical resume needs the same recipe."""
     before, after = flattened(old.model_dump(mode="json")), flattened(new.model_dump(mode="json"))
-    keys = before.keys() | after.keys()
-    changed = sorted(key for key in keys if _unnumbered(before.get(key)) != _unnumbered(after.get(key)))
-    changed = [key for key in changed if not key.startswith(("description", "training.log_every", "training.workers"))]
+    changed = [
+        f"{key} was {before.get(key)}, is {after.get(key)}"
+        for key in sorted(before.keys() | after.keys())
+        if _unnumbered(before.get(key)) != _unnumbered(after.get(key)) and not key.startswith(MAY_CHANGE)
+    ]
     if changed:
-        key = changed[0]
-        raise UserError(
-            f"{folder} cannot be resumed with another recipe: {key} was {before.get(key)}, is {after.get(key)}"
-            + (f" (and {len(changed) - 1} more)" if len(changed) > 1 else "")
-        )
+        more = f" (and {len(changed) - MOST_SHOWN} more)" if len(changed) > MOST_SHOWN else ""
+        shown = "; ".join(changed[:MOST_SHOWN])
+        raise UserError(f"{folder} cannot be resumed with another recipe: {shown}{more}")
 
 
 def _unnumbered(value: Any) -> Any:
@@ -162,7 +194,7 @@ def environment() -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "gpu": _gpu(),
-        "packages": {name: _version(name) for name in packages},
+        "packages": {name: installed_version(name) for name in packages},
     }
 
 
@@ -179,7 +211,8 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """The version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -3,7 +3,7 @@
 Every function is the identity in a single process, so callers need not distinguish.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -106,12 +106,19 @@ def barrier() -> None:
         dist.barrier()
 
 
+def all_max(numbers: Sequence[float]) -> list[float]:
+    """The largest over processes of each number. Synchronises with the device."""
+    if not active():
+        return list(numbers)
+    largest = torch.tensor(numbers, dtype=torch.float64, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    found: list[float] = largest.tolist()
+    return found
+
+
 def anyone(flag: bool) -> bool:
     """Whether the flag is true in any process."""
-    if not active():
-        return flag
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    return bool(all_mean(torch.tensor(float(flag), device=device)) > 0)
+    return all_max([float(flag)])[0] > 0
 
 
 def everyone(value: Any) -> list[Any]:

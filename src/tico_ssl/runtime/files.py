@@ -1,16 +1,21 @@
-"""Atomic writes: files appear complete or not at all."""
+"""Atomic writes: files appear complete or not at all, also after a power failure."""
 
+import errno
 import hashlib
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
+
+SEAL = 64  # bytes at the end of a sealed file
 
 
 @contextmanager
 def written_atomically(path: Path, alone: bool = False) -> Iterator[Path]:
-    """A temporary path to write to; renamed to `path` on success, removed on failure.
+    """A temporary path to write to; renamed to `path` on success, removed on failure. The file is on the disk before it
+    gets its name, and the name is before this returns.
 
     Every call has a path of its own, so that several processes may write the same file. With `alone` it is always the
     same one, so that the remains of a killed process are overwritten.
@@ -18,8 +23,30 @@ def written_atomically(path: Path, alone: bool = False) -> Iterator[Path]:
     temporary = path.with_name(f"{path.name}.tmp" if alone else f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
+        sync(temporary)
         os.replace(temporary, path)  # noqa: PTH105 - atomic
+        sync(path.parent)
     finally:
+        temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    if path.is_dir() and os.name != "posix":
+        return  # a folder cannot be opened there
+    opened = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some file systems do not know this for folders
+            raise
+    finally:
+        os.close(opened)
+
+
+def remove_temporaries(path: Path) -> None:
+    """Remove what killed processes left of writing this file. Nobody else may be writing it."""
+    for temporary in path.parent.glob(f"{path.name}*.tmp"):
         temporary.unlink(missing_ok=True)
 
 
@@ -27,6 +54,29 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a text atomically."""
     with written_atomically(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def seal(path: Path) -> None:
+    """Append the digest of a file to it, where formats that are read by their ends, as ZIP is, do not mind it."""
+    with path.open("rb+") as file:
+        found = _digest(file, path.stat().st_size)
+        file.write(found)
+
+
+def is_sealed(path: Path) -> bool:
+    """Whether a file is what it was when it was sealed, to the bit."""
+    with path.open("rb") as file:
+        found = _digest(file, path.stat().st_size - SEAL)
+        return file.read() == found
+
+
+def _digest(file: IO[bytes], size: int) -> bytes:
+    """The digest of the next bytes of a file."""
+    found = hashlib.sha256()
+    while size > 0 and (part := file.read(min(size, 2**20))):
+        found.update(part)
+        size -= len(part)
+    return found.hexdigest().encode()
 
 
 def digest(path: Path) -> str:

@@ -9,7 +9,6 @@ table      the results
 """
 
 import functools
-import importlib.util
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from tico_ssl.results.study_state import State, last_epoch, state_of, study_file
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.launcher import launched
+from tico_ssl.runtime.locks import alone_in, locks_exist
 from tico_ssl.runtime.progress import say
 from tico_ssl.studies import processes, table
 from tico_ssl.studies.cost import epochs_for, read_cost, read_costs
@@ -179,23 +179,8 @@ class Workshop:
         """Lock the study's folder."""
         if self.folder.is_file() or any(parent.is_file() for parent in self.folder.parents):
             raise UserError(f"{self.folder} cannot be a folder: there is a file of that name")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if not locks_exist():
+        with alone_in(self.folder, f"another `tico study` is running in {self.folder}"):
             yield
-            return
-        import fcntl
-
-        with (self.folder / "lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UserError(f"another `tico study` is running in {self.folder}") from error
-            yield
-
-
-def locks_exist() -> bool:
-    """Whether this system has file locks that end with their process."""
-    return importlib.util.find_spec("fcntl") is not None
 
 
 def _speed(folder: Path, variant: Variant) -> str:

@@ -13,6 +13,7 @@ from types import FrameType
 
 from rich.progress import Progress, TaskID, TextColumn
 
+from tico_ssl.runtime.errors import Interrupted
 from tico_ssl.runtime.progress import bar, say
 
 LOOK_SECONDS = 0.2
@@ -142,7 +143,7 @@ def _failure(one: _Process) -> str | None:
     with one.work.log.open("rb") as log:
         log.seek(one.log_start)
         lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
-    if code == 130:
+    if code in (130, 143):
         return "was stopped"
     return lines[-1].removeprefix("error: ") if lines else f"ended with exit code {code}"
 
@@ -167,7 +168,7 @@ def _sigterm_as_interrupt() -> Iterator[None]:
     """Treat SIGTERM, a scheduler's warning, as Ctrl-C."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        raise Interrupted(number=number)
 
     try:
         previous = signal.signal(signal.SIGTERM, interrupt)

@@ -14,10 +14,9 @@ from tico_ssl.evaluations._context import open_context
 from tico_ssl.evaluations._evaluate import evaluate_with
 from tico_ssl.results.run_folder import Run
 from tico_ssl.results.study_state import study_file, unevaluated
-from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.errors import Interrupted, UserError
 from tico_ssl.studies.cost import epochs_for, read_costs, write_cost
 from tico_ssl.studies.timing import measure
-from tico_ssl.training.checkpoint import Interrupted
 from tico_ssl.training.start import pretrain
 
 
@@ -85,8 +84,8 @@ def main() -> None:
     wait_for_predecessor()
     try:
         {"time": time_variant, "run": make_run}[task](Path(folder), name)
-    except Interrupted:
-        sys.exit(130)
+    except Interrupted as stop:
+        sys.exit(stop.exit_code)
     except (UserError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)

@@ -14,9 +14,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tico_ssl.runtime import distributed, fallbacks
+from tico_ssl.runtime.errors import Interrupted
 from tico_ssl.runtime.progress import say
 from tico_ssl.runtime.randomness import derived_seed
-from tico_ssl.training.checkpoint import Interrupted, StopRequest
+from tico_ssl.training.checkpoint import StopRequest
 from tico_ssl.training.clock import Clock
 from tico_ssl.training.display import Display
 from tico_ssl.training.step import Outcome
@@ -57,7 +58,8 @@ class Hooks(Generic[B]):
     """One training step; its number counts from 0."""
     log_due: Callable[[int], bool]
     log: Callable[[int, Outcome], None]
-    """Log a step: the only moment that synchronises with the device, and at which processes agree to stop."""
+    """Log a step: the only moment that synchronises with the device, besides several processes' questions whether to
+    stop."""
     save_due: Callable[[int], bool]
     save: Callable[[int], None]
     """Write a checkpoint; called in the main process only."""
@@ -81,12 +83,11 @@ def train(course: Course, batches: Generator[B], hooks: Hooks[B], clock: Clock, 
             if new := {what: why for what, why in fallbacks.drain().items() if what not in told}:
                 told.update(new)
                 hooks.tell(done, new)
-            at_log_step = hooks.log_due(done)
-            if at_log_step:
+            if hooks.log_due(done):
                 hooks.log(done, outcome)
             with clock.pause():
                 hooks.between(done)
-                stopping = stop.agreed(at_log_step) and done < course.steps
+                stopping = stop.agreed(done - course.start) and done < course.steps
                 if hooks.save_due(done) or stopping:  # last, so that a checkpoint is never ahead of the metrics
                     if distributed.is_main() and hooks.sound(outcome):
                         hooks.save(done)
@@ -94,7 +95,7 @@ def train(course: Course, batches: Generator[B], hooks: Hooks[B], clock: Clock, 
                     clock.saved()
             if stopping:
                 who = f"{course.name}: " if course.name else ""
-                raise Interrupted(f"{who}stopped after step {done} of {course.steps}{course.go_on}")
+                raise Interrupted(f"{who}stopped after step {done} of {course.steps}{course.go_on}", stop.number)
 
 
 def parallel(module: nn.Module) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.optim import Optimizer
@@ -17,7 +18,7 @@ from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.batch_norm import share_statistics
 from tico_ssl.networks.fused import fuse
 from tico_ssl.networks.recomputing import recompute_blocks
-from tico_ssl.networks.storage import save_backbone
+from tico_ssl.networks.storage import holds, save_backbone
 from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.pipeline.loader import Loader, RawBatch
 from tico_ssl.pipeline.sheet import COLUMNS, save_contact_sheet
@@ -26,6 +27,7 @@ from tico_ssl.results.run_folder import Run, create_run
 from tico_ssl.runtime import distributed, fallbacks
 from tico_ssl.runtime.device import resolve_precision
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.files import sync
 from tico_ssl.runtime.progress import say
 from tico_ssl.runtime.randomness import derived_seed
 from tico_ssl.training import loop
@@ -47,7 +49,10 @@ def train(recipe: Recipe, run: Run, device: torch.device, overwrite: bool = Fals
     if distributed.is_main():
         create_run(run.folder, recipe, overwrite)
     distributed.barrier()
-    begin = restore(run.checkpoint_file, setup.method, setup.optimizer, device)
+    begin = restore(run.checkpoint_file, setup.method, setup.optimizer, device, partial(note, run.folder))
+    if begin.step > 0 and distributed.is_main() and not holds(run.backbone_file, setup.method.backbone):
+        note(run.folder, f"{run.backbone_file} is not that of the checkpoint: it is written again")
+        save_backbone(setup.method.backbone, run.backbone_file)
     _announce(setup, run, begin.step)
     if begin.step < setup.plan.steps:
         _train(setup, run, begin)
@@ -176,9 +181,13 @@ class _Moments:
         return due or done == plan.steps
 
     def save(self, done: int) -> None:
-        method, seconds = self.setup.method, self.monitor.clock.seconds
-        save_checkpoint(self.run.checkpoint_file, done, method, self.setup.optimizer, seconds)
-        save_backbone(method.backbone, self.run.backbone_file)
+        """Last comes the checkpoint: when it is on the disk, so are its metrics and its backbone."""
+        setup, seconds, keep = self.setup, self.monitor.clock.seconds, self.setup.recipe.training.keep_checkpoints
+        for file in (self.run.metrics_file, self.run.spectrum_file):
+            if file.is_file():
+                sync(file)
+        save_backbone(setup.method.backbone, self.run.backbone_file)
+        save_checkpoint(self.run.checkpoint_file, done, setup.method, setup.optimizer, seconds, keep)
 
 
 def build_method(recipe: Recipe, device: torch.device, precision: torch.dtype, fused: bool = True) -> Method:

@@ -1,6 +1,7 @@
 """Start or resume a run. User errors are raised before torch is imported."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ from tico_ssl.config.recipe import load_recipe
 from tico_ssl.data.given import Given, as_source, require_data
 from tico_ssl.results.run_folder import Run, admit
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.launcher import launched_rank
+from tico_ssl.runtime.locks import alone_in
 from tico_ssl.runtime.progress import say
 
 
@@ -27,16 +30,25 @@ def pretrain(
     require_data(loaded.data.source)
     run = Run(Path(out).expanduser() if out is not None else default_folder(recipe))
     admit(run.folder, loaded, resume, overwrite)
+    with _alone(run.folder):
+        admit(run.folder, loaded, resume, overwrite)  # again: another command may have ended since
 
-    from tico_ssl.runtime import distributed
-    from tico_ssl.runtime.device import choose_device, tune_process
-    from tico_ssl.training.pretrain import train
+        from tico_ssl.runtime import distributed
+        from tico_ssl.runtime.device import choose_device, tune_process
+        from tico_ssl.training.pretrain import train
 
-    device = choose_device()
-    tune_process(device)
-    with distributed.session(device):
-        train(loaded, run, device, overwrite)
+        device = choose_device()
+        tune_process(device)
+        with distributed.session(device):
+            train(loaded, run, device, overwrite)
     return run
+
+
+def _alone(folder: Path) -> AbstractContextManager[None]:
+    """Keep other commands out of the folder; of several processes of this one, the first does."""
+    if launched_rank() > 0:
+        return nullcontext()
+    return alone_in(folder, f"{folder} is in use by another command: wait for its end, or choose another --out")
 
 
 def default_folder(recipe: str | Path | Mapping[str, Any]) -> Path:

@@ -22,6 +22,7 @@ from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import choose_device
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import write_atomically
+from tico_ssl.runtime.locks import InUse, alone_in
 from tico_ssl.runtime.progress import say
 
 POLL_SECONDS = 5.0  # between checks whether another command is done
@@ -106,21 +107,12 @@ def _free(home: Path, names: Sequence[str], stack: ExitStack) -> str | None:
     """Lock and return the first free name. The main process decides."""
     if not distributed.is_main():
         return None
-    try:
-        import fcntl
-    except ImportError:
-        return names[0]
     for name in names:
-        (home / name).mkdir(exist_ok=True)
-        file = (home / name / "lock").open("w")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-        else:
-            stack.enter_context(file)
-            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)  # closing alone would leave the lock to forked workers
-            return name
+            stack.enter_context(alone_in(home / name, "another command trains it"))
+        except InUse:
+            continue
+        return name
     return None
 
 

@@ -23,6 +23,7 @@ from tico_ssl.networks.batch_norm import calibrate, share_statistics
 from tico_ssl.optim.groups import decay_groups, optimizer_of, set_learning_rate
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import autocast, resolve_precision
+from tico_ssl.runtime.files import remove_temporaries
 from tico_ssl.runtime.progress import say
 from tico_ssl.runtime.randomness import derived_seed
 from tico_ssl.training import loop
@@ -63,6 +64,8 @@ def train(job: Job, backbone: Backbone) -> Numbers:
     settings = job.settings
     detector = make_detector(job, backbone)
     optimizer = make_optimizer(detector, settings)
+    if distributed.is_main():
+        remove_temporaries(job.checkpoint_file)
     begin = restore(job.checkpoint_file, detector, optimizer, job.device)
     maker = Maker(backbone.config.channels, settings.longest, job.masks)
     feed = TrainingSamples(job.splits.train.pictures, maker, settings)

@@ -1,7 +1,6 @@
 """The projector of a run, which is dropped after training: where the loss acts, and where collapse begins."""
 
 import copy
-import pickle
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +13,7 @@ from tico_ssl.networks.batch_norm import calibrate
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime.progress import say
 from tico_ssl.runtime.randomness import derived_seed
+from tico_ssl.training.checkpoint import Damaged, read_checkpoint
 
 CHUNK = 4_096
 CALIBRATION = 2_560  # features to calibrate the untrained projector's BatchNorm, like its backbone's
@@ -52,8 +52,8 @@ def _read(context: Context) -> dict[str, nn.Module]:
         return {}
     fresh = copy.deepcopy(method.projector)
     try:
-        method.load_state_dict(torch.load(run.checkpoint_file, map_location="cpu", weights_only=True)["method"])
-    except (OSError, RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as error:
+        method.load_state_dict(read_checkpoint(run.checkpoint_file)["method"])
+    except (OSError, RuntimeError, KeyError, Damaged) as error:
         say(f"no metrics of the embedding: {run.checkpoint_file} cannot be read ({str(error).splitlines()[0]})")
         return {}
     sample = context.features("untrained").train[:CALIBRATION].to(context.device)
