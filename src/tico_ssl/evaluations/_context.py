@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,6 +26,7 @@ from tico_ssl.networks.backbones import SMALL_IMAGE, Backbone
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import choose_device
+from tico_ssl.runtime.errors import refusal
 from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.progress import say
 
@@ -116,21 +118,43 @@ class Context:
         short = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:8]
         place = self.home / "evaluations" / f"{self.protocol}-{short}" / name
         finished = place.with_name(f"{name}.json")
-        if finished.is_file():
+        if (kept := _finished(finished)) is not None:
             say(f"{self.protocol} {name}: already done, {finished}")
-            kept: Numbers = json.loads(finished.read_text(encoding="utf-8"))
             return kept
         numbers = make(place)
         if distributed.is_main():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(finished, json.dumps(numbers) + "\n")
-            for suffix in (".pt", ".jsonl"):  # the checkpoint of the finished part
-                place.with_name(name + suffix).unlink(missing_ok=True)
+            try:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(finished, json.dumps(_sealed(numbers)) + "\n")
+                for suffix in (".pt", ".jsonl"):  # the checkpoint of the finished part
+                    place.with_name(name + suffix).unlink(missing_ok=True)
+            except OSError as error:  # which costs time later, not the result
+                say(f"{self.protocol} {name} is not kept: {refusal(error)}")
         return numbers
 
     @cached_property
     def _images(self) -> list[str | None]:
         return [source.fingerprint() for source in (self.train, self.test)]
+
+
+def _sealed(numbers: Numbers) -> dict[str, Any]:
+    """Metrics with a checksum, so that damaged ones are not used."""
+    return {"numbers": numbers, "checksum": zlib.crc32(json.dumps(numbers).encode())}
+
+
+def _finished(file: Path) -> Numbers | None:
+    """The metrics in a file, or None if there are none, or damaged ones."""
+    if not file.is_file():
+        return None
+    try:
+        found = json.loads(file.read_bytes())
+        numbers: Numbers = found["numbers"]
+        sound = bool(found == _sealed(numbers))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        sound = False
+    if not sound:
+        say(f"{file}: damaged, so it is computed again")
+    return numbers if sound else None
 
 
 def open_context(run: str | Path, data: Given | None = None, cache: bool = False) -> Context:

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from tico_ssl.config.sections import BackboneConfig
@@ -34,7 +34,7 @@ def save_backbone(backbone: Backbone, path: Path) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_atomically(path) as temporary:
-        save_file(plain_state(backbone), temporary, metadata={"tico_ssl": json.dumps(description)})
+        temporary.write_bytes(save(plain_state(backbone), metadata={"tico_ssl": json.dumps(description)}))
 
 
 def load_backbone(source: str | Path) -> Backbone:

@@ -52,6 +52,8 @@ def report(
         raise UserError(f"{folder} is a file: --out takes a folder")
     if alone and not is_study(places[0]):
         record = read_record(places[0])
+        for what in record.damage:
+            say(f"warning: {record.name}: {what}")
         title, header = record.name, one_run.header(record)
         tables = beside_published(grouped([record]))
         sections, thumbnails = one_run.sections(record, _picture(record, data, points), tables)
