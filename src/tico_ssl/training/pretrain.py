@@ -21,7 +21,7 @@ from tico_ssl.networks.storage import save_backbone
 from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.pipeline.loader import Loader, RawBatch
 from tico_ssl.pipeline.sheet import COLUMNS, save_contact_sheet
-from tico_ssl.pipeline.workers import default_workers
+from tico_ssl.pipeline.workers import chosen_workers
 from tico_ssl.results.run_folder import Run, create_run
 from tico_ssl.runtime import distributed, fallbacks
 from tico_ssl.runtime.device import resolve_precision
@@ -73,7 +73,7 @@ def prepare(recipe: Recipe, device: torch.device) -> Setup:
     if settings.parts > 1 and distributed.active():
         raise UserError("training.parts needs a single process: several processes split the batch already")
     source = open_training(data, recipe.backbone.channels, shorter_side(recipe.views, data.image_size))
-    bad, workers = BadFiles(), settings.workers or default_workers()
+    bad, workers = BadFiles(), chosen_workers(settings.workers, "training.workers")
     survey(source, data.most_bad, bad, workers)
     precision = resolve_precision(settings.precision, device)
     views = Views(recipe.views, data.image_size, data.mean, data.std, precision)
