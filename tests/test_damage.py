@@ -10,7 +10,10 @@ import pytest
 
 from tico_ssl import evaluate
 from tico_ssl.cli import main
+from tico_ssl.config.recipe import dump_recipe
+from tico_ssl.config.study import Variant
 from tico_ssl.report import static
+from tico_ssl.studies.cost import Cost, cost_file, read_cost, write_cost
 
 FAULTS = int(os.environ.get("TICO_FAULTS", "1"))
 READING = ("compare", "csv", "report")
@@ -132,3 +135,51 @@ def test_what_is_readable_is_shown_and_the_rest_said(copy, tmp_path, capsys):
     code, text = said(capsys, "report", copy, "--points", "0")
     assert code == 0 and "warning: run: metrics.jsonl is damaged" in text
     assert "metrics.jsonl is damaged" in (copy / "report.html").read_text()
+
+
+# --------------------------------------------------------------------------------------------------------- studies
+
+STUDY = {
+    "study.yaml": b"description: two runs\nruns: {a: {recipe: demo}}\nseeds: [0, 1]\n",
+    "results.json": json.dumps(
+        {"rows": [{"run": "a", "failed": {"a-seed2": "no memory"}, "seconds": 3.0, "images_per_second": 9.0}]}
+    ).encode(),
+    "a-seed0/recipe.yaml": None,
+    "a-seed1/results.jsonl": None,
+}
+
+
+@pytest.fixture
+def study(whole, tmp_path):
+    folder = tmp_path / "study"
+    for seed in range(2):
+        shutil.copytree(whole, folder / f"a-seed{seed}")
+    for name, content in STUDY.items():
+        if content is not None:
+            (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("file", STUDY)
+@pytest.mark.parametrize("damage", [name for name in DAMAGES if name != "deep"])
+def test_a_damaged_study_is_compared_as_far_as_it_can_be_read(study, capsys, monkeypatch, file, damage):
+    monkeypatch.setattr(static, "save", lambda charts, folder: [])
+    place = study / file
+    place.write_bytes(DAMAGES[damage](place.read_bytes()))
+    for words in (("compare", study), ("report", study)):
+        code, text = said(capsys, *words)
+        assert code == 0, text
+    if file == "a-seed0/recipe.yaml" and damage in ("binary", "list", "null", "empty"):
+        assert "left out a-seed0: " in text
+
+
+def test_a_damaged_cost_is_measured_again(tmp_path):
+    variant = Variant("a", "demo", {})
+    cost = Cost(0.1, 10, 32, "cpu", 1, dump_recipe(variant.load()))
+    (tmp_path / "costs").mkdir()
+    write_cost(tmp_path, variant, cost)
+    assert read_cost(tmp_path, variant) == cost
+    content = cost_file(tmp_path, variant).read_bytes()
+    for name in ("empty", "cut", "binary", "list", "deep", "null", "types"):
+        cost_file(tmp_path, variant).write_bytes(DAMAGES[name](content) if name != "types" else b'{"recipe": 1}')
+        assert read_cost(tmp_path, variant) is None

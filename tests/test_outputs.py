@@ -4,11 +4,9 @@ import ast
 import csv
 import os
 import random
-import resource
 import stat
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -29,18 +27,6 @@ from tico_ssl.runtime.errors import UserError, memory_advice, one_line
 from tico_ssl.runtime.json_lines import append_json_line, parsed_lines, read_json_lines
 
 FAULTS = int(os.environ.get("TICO_FAULTS", "1"))
-
-
-@contextmanager
-def full_disk(room: int = 0):
-    """Within, a file grows to this many bytes and no further; the system's answer is that of a full disk but for its
-    words (Python ignores the signal)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def permissions() -> int:
@@ -77,7 +63,7 @@ def test_a_line_after_one_that_was_cut_off_is_its_own(tmp_path):
     assert read_json_lines(file) == [{"a": 1}, {"c": 3}]
 
 
-def test_a_line_is_appended_whole_or_not_at_all(tmp_path):
+def test_a_line_is_appended_whole_or_not_at_all(tmp_path, full_disk):
     file = tmp_path / "results.jsonl"
     append_json_line(file, {"a": 1})
     before = file.read_bytes()
@@ -105,7 +91,7 @@ def test_a_result_after_a_cut_line_is_kept(run, capsys):
     results.unlink()
 
 
-def test_a_result_that_is_not_saved_is_shown_and_is_an_error(run, capsys):
+def test_a_result_that_is_not_saved_is_shown_and_is_an_error(run, capsys, full_disk):
     evaluate(run.folder, "rankme")  # whose features are cached now
     before = Run(run.folder).results_file.read_bytes()
     with full_disk():
@@ -145,7 +131,7 @@ def images(folder_of_images):
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_on_a_full_disk_a_file_stays_what_it_was(run, images, tmp_path, capsys, name):
+def test_on_a_full_disk_a_file_stays_what_it_was(run, images, tmp_path, capsys, name, full_disk):
     folder = tmp_path / "out"
     (file := folder / name).parent.mkdir(parents=True)
     file.write_text("earlier")
@@ -177,7 +163,7 @@ def test_a_run_and_its_caches_have_the_permissions_of_the_umask(run):
     assert {oct(stat.S_IMODE(path.stat().st_mode)) for path in files} == {oct(permissions())}
 
 
-def test_an_export_is_written_whole_or_not_at_all(run, tmp_path):
+def test_an_export_is_written_whole_or_not_at_all(run, tmp_path, full_disk):
     backbone, file = load_backbone(run.folder), tmp_path / "backbone.pth"
     with full_disk(1000), pytest.raises(RuntimeError) as caught:
         write_state_dict(backbone, file, "tico", [], strict=True)
@@ -188,7 +174,7 @@ def test_an_export_is_written_whole_or_not_at_all(run, tmp_path):
     backbone.network.load_state_dict(torch.load(file, weights_only=True))
 
 
-def test_a_full_disk_costs_the_cache_not_the_features(tmp_path, capsys):
+def test_a_full_disk_costs_the_cache_not_the_features(tmp_path, capsys, full_disk):
     made = Extracted(torch.rand(30, 4), torch.arange(30))
     with full_disk(100):
         cache._write(tmp_path / "a.safetensors", made)
@@ -245,7 +231,7 @@ def test_cells_that_look_like_formulas_are_written_as_text(tmp_path):
 # ------------------------------------------------------------------------------------------- errors of the machine
 
 
-def test_what_the_machine_refuses_is_one_line(tmp_path):
+def test_what_the_machine_refuses_is_one_line(tmp_path, full_disk):
     from safetensors.torch import save_file
 
     big = {"a": torch.zeros(100_000)}

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from tico_ssl.data.bad_files import in_order
-from tico_ssl.runtime.errors import UserError, one_line, refusal
+from tico_ssl.runtime.errors import UserError, one_line, refusal, signal_name
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -142,11 +142,6 @@ class _Worker(Generic[S, T]):
         code = self.process.exitcode
         how = "" if code is None else f" ({signal_name(-code) if code < 0 else f'exit code {code}'})"
         return UserError(f"a worker process died{how}; if memory is short, lower {self.setting}")
-
-
-def signal_name(number: int) -> str:
-    """SIGKILL for 9; signals without a name by their number."""
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def _serve(work: Callable[[S], T], connection: Connection, inherited: list[Connection]) -> None:

@@ -95,5 +95,9 @@ def _picture(record: Record, data: "Given | None", points: int) -> Picture | str
 
 def _description(study: str | Path) -> str:
     file = study_file(Path(study).expanduser())
-    found = parse_yaml(file.read_text(encoding="utf-8"), str(file))
+    try:
+        found = parse_yaml(file.read_text(encoding="utf-8", errors="replace"), str(file))
+    except UserError as error:  # a damaged description must not cost the report
+        say(f"warning: {error}")
+        return ""
     return str(found.get("description", "")) if isinstance(found, dict) else ""

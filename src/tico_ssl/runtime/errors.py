@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -73,6 +74,11 @@ def memory_advice(advice: str) -> Iterator[None]:
         if (which := shortage(error)) is None:
             raise
         raise UserError(f"{which}: {advice}") from error
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; a signal without a name by its number."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def one_line(error: BaseException) -> str | None:

@@ -13,6 +13,7 @@ from types import FrameType
 
 from rich.progress import Progress, TaskID, TextColumn
 
+from tico_ssl.runtime.errors import signal_name
 from tico_ssl.runtime.progress import bar, say
 
 LOOK_SECONDS = 0.2

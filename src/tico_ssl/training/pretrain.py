@@ -136,8 +136,9 @@ class _Moments:
                 places = raw.index[:COLUMNS].tolist()
                 originals = [readable(setup.source, place, setup.loader.bad) for place in places]
                 views = setup.loader.views
-                save_contact_sheet(sheet, originals, views.make(raw.pixels, raw.decisions), views)
-                self.monitor.show("views", sheet)
+                with self.monitor.recording("views.png"):
+                    save_contact_sheet(sheet, originals, views.make(raw.pixels, raw.decisions), views)
+                    self.monitor.show("views", sheet)
             yield raw
 
     def make_step(self, step: int, raw: RawBatch) -> Outcome:
@@ -166,7 +167,8 @@ class _Moments:
         if self.knn is not None and setup.plan.due(done, settings.knn_every_epochs):
             self.monitor.write({"step": done, "epoch": epoch, **self.knn.measure(setup.method.backbone)})
         bad = setup.loader.bad
-        bad.write(self.run.bad_files_file)
+        with self.monitor.recording("bad_files.jsonl"):
+            bad.write(self.run.bad_files_file)
         self.monitor.epoch_ended(done, epoch, settings.epochs, len(bad))
 
     def save_due(self, done: int) -> bool:
@@ -177,6 +179,11 @@ class _Moments:
 
     def save(self, done: int) -> None:
         method, seconds = self.setup.method, self.monitor.clock.seconds
+        if not self.run.recipe_file.is_file():  # somebody has removed the folder
+            create_run(self.run.folder, self.setup.recipe, overwrite=False)
+            lost = f"metrics up to step {done} are lost"
+            self.monitor.note(f"warning: {self.run.folder} was gone and is written again: {lost}")
+        self.monitor.flush()
         save_checkpoint(self.run.checkpoint_file, done, method, self.setup.optimizer, seconds)
         save_backbone(method.backbone, self.run.backbone_file)
 
