@@ -15,6 +15,7 @@ import torch
 import tico_ssl
 from tico_ssl import evaluate
 from tico_ssl.cli import main
+from tico_ssl.evaluations._context import _finished
 from tico_ssl.exporting._state_dict import write_state_dict
 from tico_ssl.features import cache
 from tico_ssl.features.embedding import WRITERS, Table
@@ -24,7 +25,7 @@ from tico_ssl.results.formats import as_csv, safe_cell
 from tico_ssl.results.run_folder import Run
 from tico_ssl.results.table import Cell, Sheet
 from tico_ssl.runtime.errors import UserError, memory_advice, one_line
-from tico_ssl.runtime.json_lines import append_json_line, parsed_lines, read_json_lines
+from tico_ssl.runtime.json_lines import append_json_line, parsed_lines, read_json_lines, sealed, write_json_lines
 
 FAULTS = int(os.environ.get("TICO_FAULTS", "1"))
 
@@ -200,6 +201,20 @@ def test_flipped_bits_in_cached_features_are_found(tmp_path, capsys):
     assert found > 0.9 * len(places)
     assert "damaged, so its features are extracted again" in capsys.readouterr().out
     print(f"bit flips in cached features: {found} of {len(places)} found, of the others none changes a feature")
+
+
+def test_flipped_bits_in_the_state_of_a_long_protocol_are_found(tmp_path):
+    file, numbers = tmp_path / "trained.json", {"top1": 61.25, "top1_std": 0.5}
+    write_json_lines(file, [sealed(numbers)])
+    content = file.read_bytes()
+    assert _finished(file) == numbers
+    for place in range(8 * len(content)):
+        damaged = bytearray(content)
+        damaged[place // 8] ^= 1 << place % 8
+        file.write_bytes(damaged)
+        assert _finished(file) in (None, numbers)
+    file.unlink()
+    assert _finished(file) is None
 
 
 # ----------------------------------------------------------------------------------------------------- CSV cells

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,7 +26,7 @@ from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import choose_device
 from tico_ssl.runtime.errors import refusal
-from tico_ssl.runtime.files import write_atomically
+from tico_ssl.runtime.json_lines import read_json_lines, sealed, unsealed, write_json_lines
 from tico_ssl.runtime.progress import say
 
 
@@ -125,7 +124,7 @@ class Context:
         if distributed.is_main():
             try:
                 place.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(finished, json.dumps(_sealed(numbers)) + "\n")
+                write_json_lines(finished, [sealed(numbers)])
                 for suffix in (".pt", ".jsonl"):  # the checkpoint of the finished part
                     place.with_name(name + suffix).unlink(missing_ok=True)
             except OSError as error:  # which costs time later, not the result
@@ -137,24 +136,15 @@ class Context:
         return [source.fingerprint() for source in (self.train, self.test)]
 
 
-def _sealed(numbers: Numbers) -> dict[str, Any]:
-    """Metrics with a checksum, so that damaged ones are not used."""
-    return {"numbers": numbers, "checksum": zlib.crc32(json.dumps(numbers).encode())}
-
-
 def _finished(file: Path) -> Numbers | None:
     """The metrics in a file, or None if there are none, or damaged ones."""
     if not file.is_file():
         return None
-    try:
-        found = json.loads(file.read_bytes())
-        numbers: Numbers = found["numbers"]
-        sound = bool(found == _sealed(numbers))
-    except (ValueError, KeyError, TypeError, RecursionError):
-        sound = False
-    if not sound:
+    numbers = [unsealed(line) for line in read_json_lines(file)]
+    if len(numbers) != 1 or numbers[0] is None:
         say(f"{file}: damaged, so it is computed again")
-    return numbers if sound else None
+        return None
+    return numbers[0]
 
 
 def open_context(run: str | Path, data: Given | None = None, cache: bool = False) -> Context:

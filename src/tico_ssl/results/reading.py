@@ -51,7 +51,7 @@ def _recipe(file: Path) -> dict[str, Any]:
         values = recipe.get(section) or {}
         if not isinstance(values, dict):
             raise UserError(f"{file}: damaged, {section} is {values!r}, not a section")
-        if not (values.get(key) is None or is_number(values[key])):
+        if not (values.get(key) is None or (is_number(values[key]) and math.isfinite(values[key]))):
             raise UserError(f"{file}: damaged, {section}.{key} is {values[key]!r}, not a number")
     return recipe
 

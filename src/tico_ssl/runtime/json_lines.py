@@ -2,6 +2,7 @@
 
 import json
 import os
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,21 @@ def append_json_line(path: Path, values: Line, durable: bool = False) -> None:
         except OSError:
             file.truncate(end)
             raise
+
+
+def sealed(values: Line) -> Line:
+    """Values with a checksum, for state whose damage would otherwise be used."""
+    return values | {"checksum": _checksum(values)}
+
+
+def unsealed(line: Line) -> Line | None:
+    """Values without their checksum; None if it does not match."""
+    values = {key: value for key, value in line.items() if key != "checksum"}
+    return values if line.get("checksum") == _checksum(values) else None
+
+
+def _checksum(values: Line) -> int:
+    return zlib.crc32(json.dumps(values).encode())
 
 
 def write_json_lines(path: Path, lines: Iterable[Line]) -> None:
