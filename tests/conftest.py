@@ -1,7 +1,6 @@
 """What many tests need: small recipes, small folders of images."""
 
 import os
-import resource
 from contextlib import contextmanager
 
 os.environ["OMP_NUM_THREADS"] = "1"  # small tensors gain nothing from threads, and subprocesses inherit this
@@ -72,6 +71,7 @@ def folder_of_images(tmp_path):
 def full_disk():
     """`with full_disk(room)`: a file grows to so many bytes and no further. The system's answer is that of a full disk
     but for its words (Python ignores the signal)."""
+    resource = pytest.importorskip("resource")
 
     @contextmanager
     def limited(room: int = 0):
