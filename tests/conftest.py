@@ -1,6 +1,7 @@
 """What many tests need: small recipes, small folders of images."""
 
 import os
+from contextlib import contextmanager
 
 os.environ["OMP_NUM_THREADS"] = "1"  # small tensors gain nothing from threads, and subprocesses inherit this
 
@@ -64,3 +65,21 @@ def folder_of_images(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels.numpy()).save(path)
     return root
+
+
+@pytest.fixture
+def full_disk():
+    """`with full_disk(room)`: a file grows to so many bytes and no further. The system's answer is that of a full disk
+    but for its words (Python ignores the signal)."""
+    resource = pytest.importorskip("resource")
+
+    @contextmanager
+    def limited(room: int = 0):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limited

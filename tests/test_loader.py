@@ -225,7 +225,7 @@ def test_a_worker_does_not_keep_the_signal_handlers_of_the_run(tmp_path):
         batches = made.batches(tasks(*[[0, 1]] * 40))
         worker = int.from_bytes(bytes(next(batches)[0][0].flatten().tolist()), "little")
         os.kill(worker, signal.SIGTERM)
-        with pytest.raises(UserError, match=r"process died .*DataLoader worker.* lower training\.workers \(now 1\)"):
+        with pytest.raises(UserError, match=r"process died \(SIGTERM\); .* lower training\.workers \(now 1\)"):
             list(batches)
     finally:
         signal.signal(signal.SIGTERM, old)

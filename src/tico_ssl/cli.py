@@ -1,5 +1,6 @@
 """The command line: each verb a thin call of a public function."""
 
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.errors import UserError, one_line
 
 app = typer.Typer(
     help="Self-supervised pretraining of vision backbones with TiCo, from a folder of images to an evaluated model.",
@@ -83,7 +84,7 @@ def evaluate(
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Compute everything again, and cache nothing.")] = False,
 ) -> None:
     """Evaluate a backbone beside an untrained one. `all`: by every protocol that the data allow."""
-    from tico_ssl.evaluations._evaluate import evaluate_all, imported
+    from tico_ssl.evaluations._evaluate import NotSaved, evaluate_all, imported
     from tico_ssl.features.homes import home_of, is_model_name
     from tico_ssl.results.table import print_results
     from tico_ssl.runtime.progress import is_main, say
@@ -94,13 +95,17 @@ def evaluate(
     overrides = _changes(word for word in words if "=" in word)
     try:
         subject = run if weights is None else str(imported(run, weights, data))
-        results = evaluate_all(subject, protocols, data, overrides, not no_cache)
+        results, unsaved = evaluate_all(subject, protocols, data, overrides, not no_cache), None
+    except NotSaved as error:
+        results, unsaved = error.results, error
     except KeyboardInterrupt as stop:
         say(str(stop) or "stopped; the same command continues")
         raise typer.Exit(_exit_code(stop)) from stop
     if not is_main():
         return
     print_results(results)
+    if unsaved is not None:
+        raise unsaved
     say(f"\nadded to   {home_of(subject)}/results.jsonl")
     if not is_model_name(subject):
         say(f"use it     from tico_ssl import load_backbone; backbone = load_backbone({subject!r})")
@@ -289,21 +294,21 @@ def check(
     from tico_ssl.config.sections import DataConfig
     from tico_ssl.data.checking import check as examine
     from tico_ssl.data.sources import open_training
-    from tico_ssl.runtime.json_lines import append_json_line
+    from tico_ssl.runtime.json_lines import write_json_lines
     from tico_ssl.runtime.progress import say
 
     opened = open_training(DataConfig(source=source), channels)
     report = examine(opened, channels, workers, label="checking")
     for line in report.lines():
         say(line)
-    for name, reason in report.bad[: 20 if out is None else None]:
-        if out is None:
-            say(f"  {name}: {reason}")
-        else:
-            append_json_line(Path(out), {"file": name, "reason": reason})
     if out is not None:
+        path = Path(out).expanduser()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json_lines(path, ({"file": name, "reason": reason} for name, reason in report.bad))
         say(f"wrote {out}")
-    elif len(report.bad) > 20:
+    for name, reason in report.bad[:20] if out is None else []:
+        say(f"  {name}: {reason}")
+    if out is None and len(report.bad) > 20:
         say(f"  ... and {len(report.bad) - 20:,} more: --out bad_files.jsonl writes them all")
     if report.bad:
         raise typer.Exit(1)
@@ -394,14 +399,26 @@ def _changes(words: Iterable[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run a command; a user error is one line on stderr and exit code 2."""
+    """Run a command; what a user can put right is one line on stderr and exit code 2."""
     try:
-        app()
-    except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except BrokenPipeError:  # `tico list | head`
-        sys.stderr.close()
-    except OSError as error:  # a full disk, a folder without write permission
-        sys.stderr.write(f"error: {error}\n")
+        _silence()
+        sys.exit(1)
+    except Exception as error:
+        if (line := one_line(error)) is None:
+            raise
+        sys.stderr.write(f"error: {line}\n")
+        _silence()
         sys.exit(2)
+
+
+def _silence() -> None:
+    """What could not be printed is not tried again when Python ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

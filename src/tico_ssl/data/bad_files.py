@@ -43,7 +43,7 @@ class BadFiles:
         for found in distributed.everyone(mine):
             self.reasons = found | self.reasons
         if distributed.is_main() and self.reasons:
-            written = {line["file"] for line in read_json_lines(path)}
+            written = {line.get("file") for line in read_json_lines(path)}
             for name, reason in self.reasons.items():
                 if name not in written:
                     append_json_line(path, {"file": name, "reason": reason})

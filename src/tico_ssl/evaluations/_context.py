@@ -26,7 +26,9 @@ from tico_ssl.networks.backbones import SMALL_IMAGE, Backbone
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import choose_device
-from tico_ssl.runtime.files import remove_temporaries, write_atomically
+from tico_ssl.runtime.errors import refusal
+from tico_ssl.runtime.files import remove_temporaries
+from tico_ssl.runtime.json_lines import read_json_lines, sealed, unsealed, write_json_lines
 from tico_ssl.runtime.locks import alone_in
 from tico_ssl.runtime.progress import say
 
@@ -118,18 +120,24 @@ class Context:
         short = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:8]
         place = self.home / "evaluations" / f"{self.protocol}-{short}" / name
         finished = place.with_name(f"{name}.json")
-        if finished.is_file():
+        if (kept := _finished(finished)) is not None:
             say(f"{self.protocol} {name}: already done, {finished}")
-            kept: Numbers = json.loads(finished.read_text(encoding="utf-8"))
             return kept
         with self._alone(place.parent):
             remove_temporaries(place)
             numbers = make(place)
             if distributed.is_main():
-                write_atomically(finished, json.dumps(numbers) + "\n")
-                for suffix in (".pt", ".jsonl"):  # the checkpoint of the finished part
-                    place.with_name(name + suffix).unlink(missing_ok=True)
+                self._keep(numbers, place, finished)
         return numbers
+
+    def _keep(self, numbers: Numbers, place: Path, finished: Path) -> None:
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_json_lines(finished, [sealed(numbers)])
+            for suffix in (".pt", ".jsonl"):  # the checkpoint of the finished part
+                place.with_name(place.name + suffix).unlink(missing_ok=True)
+        except OSError as error:  # which costs time later, not the result
+            say(f"{self.protocol} {place.name} is not kept: {refusal(error)}")
 
     def _alone(self, folder: Path) -> AbstractContextManager[None]:
         """Keep other commands from the state of this protocol."""
@@ -140,6 +148,17 @@ class Context:
     @cached_property
     def _images(self) -> list[str | None]:
         return [source.fingerprint() for source in (self.train, self.test)]
+
+
+def _finished(file: Path) -> Numbers | None:
+    """The metrics in a file, or None if there are none, or damaged ones."""
+    if not file.is_file():
+        return None
+    numbers = [unsealed(line) for line in read_json_lines(file)]
+    if len(numbers) != 1 or numbers[0] is None:
+        say(f"{file}: damaged, so it is computed again")
+        return None
+    return numbers[0]
 
 
 def open_context(run: str | Path, data: Given | None = None, cache: bool = False) -> Context:

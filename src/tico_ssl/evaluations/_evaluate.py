@@ -12,7 +12,7 @@ from tico_ssl.features.homes import home_of, require_subject
 from tico_ssl.results.metrics import declared
 from tico_ssl.results.record import Result
 from tico_ssl.results.run_folder import Run
-from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.errors import UserError, refusal
 from tico_ssl.runtime.json_lines import append_json_line
 from tico_ssl.runtime.progress import say
 
@@ -27,9 +27,14 @@ def evaluate(
     weights: str | Path | None = None,
     cache: bool = True,
 ) -> Result:
-    """Evaluate a run, a backbone file or a model by name, and append the result to its results.jsonl."""
+    """Evaluate a run, a backbone file or a model by name, and append the result to its results.jsonl. If it cannot be
+    written, this is said, and the result returned all the same."""
     subject = run if weights is None else imported(run, weights, data)
-    return evaluate_all(subject, [protocol], data, overrides, cache)[0]
+    try:
+        return evaluate_all(subject, [protocol], data, overrides, cache)[0]
+    except NotSaved as error:
+        say(f"warning: {error}")
+        return error.results[0]
 
 
 def imported(name: str | Path, weights: str | Path, data: Given | None) -> Path:
@@ -48,7 +53,7 @@ def evaluate_all(
 ) -> list[Result]:
     """The same by several protocols; those that need the same context share it. An override `few-shot.draws` is for one
     protocol, `seed` for all that have it. `all` is every protocol that the data allow; the others are named with a
-    reason."""
+    reason. Results that cannot be written are raised as NotSaved, after the last protocol."""
     everything = ALL in protocols
     chosen = catalogue.entries("evaluations") if everything else list(protocols)
     given = overrides_by_protocol(chosen, overrides or {})
@@ -63,10 +68,13 @@ def evaluate_all(
 
     device = choose_device()
     tune_process(device)
+    unsaved: list[str] = []
     with distributed.session(device):  # one for all protocols: a process group is initialised once per launch
-        results = list(_results(run, chosen, data, given, cache, everything))
+        results = list(_results(run, chosen, data, given, cache, everything, unsaved))
     if not results:
         raise UserError(f"{in_words(data)}: no protocol supports these data")
+    if unsaved:
+        raise NotSaved("; ".join(unsaved), results)
     return results
 
 
@@ -77,8 +85,10 @@ def _results(
     given: Mapping[str, Mapping[str, Any]],
     cache: bool,
     lenient: bool,
+    unsaved: list[str],
 ) -> Iterator[Result]:
-    """One protocol after the other; if lenient, protocols that the data do not allow are skipped."""
+    """One protocol after the other; if lenient, protocols that the data do not allow are skipped. Why results could not
+    be saved is added to `unsaved`."""
     from tico_ssl.evaluations._context import open_context
 
     contexts: dict[Callable[..., Any], Any] = {}
@@ -91,12 +101,15 @@ def _results(
             if opener not in contexts:
                 contexts[opener] = open_context(run, data, cache) if opener is open_context else opener(run, data)
             result = evaluate_with(contexts[opener], run, protocol, given[protocol])
+        except NotSaved as error:
+            unsaved.append(str(error))
+            (result,) = error.results
         except UserError as reason:
             if not lenient:
                 raise
             say(f"left out {protocol}: {reason}")
-        else:
-            yield result
+            continue
+        yield result
 
 
 def overrides_by_protocol(protocols: Sequence[str], overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -129,9 +142,18 @@ def evaluate_with(context: Any, run: str | Path, protocol: str, overrides: Mappi
 
 
 def _keep(result: Result, home: Path) -> None:
-    """A folder that cannot be written to does not cost the result."""
+    """Append a result to results.jsonl."""
+    file = Run(home).results_file
     try:
         home.mkdir(parents=True, exist_ok=True)
-        append_json_line(Run(home).results_file, asdict(result))
+        append_json_line(file, asdict(result), durable=True)
     except OSError as error:
-        say(f"the result of {result.protocol} was not saved: {error}")
+        raise NotSaved(f"{file}: the result of {result.protocol} was not saved ({refusal(error)})", [result]) from error
+
+
+class NotSaved(UserError):
+    """Results that could not be written to disk: not lost, but `results` of this error."""
+
+    def __init__(self, text: str, results: list[Result]) -> None:
+        super().__init__(text)
+        self.results = results

@@ -7,7 +7,7 @@ backbone file, with its classifier.
 from pathlib import Path
 from time import perf_counter
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import nn
 
 from tico_ssl.evaluations._classification.fine_tuning import fine_tuned
@@ -18,6 +18,7 @@ from tico_ssl.networks.storage import save_backbone
 from tico_ssl.results.metrics import TOP1, TOP5
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime import distributed
+from tico_ssl.runtime.files import written_atomically
 from tico_ssl.runtime.progress import say
 
 METRICS = (TOP1, TOP5)
@@ -53,5 +54,6 @@ def _write(folder: Path, backbone: Backbone, head: nn.Module, classes: tuple[str
     """A backbone file as after pretraining, and the linear classifier on its features."""
     save_backbone(backbone, folder / "backbone.safetensors")
     state = {name: value.detach().cpu().contiguous() for name, value in head.state_dict().items()}
-    save_file(state, folder / "head.safetensors", metadata={"classes": "\n".join(classes)})
+    with written_atomically(folder / "head.safetensors") as temporary:
+        temporary.write_bytes(save(state, metadata={"classes": "\n".join(classes)}))
     say(f"fine-tuned backbone and classifier: {folder}")

@@ -6,7 +6,7 @@ Data with one class per image become one-versus-rest problems.
 import warnings
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -24,9 +24,9 @@ from tico_ssl.features.scores import average_precision
 from tico_ssl.pipeline.workers import default_workers
 from tico_ssl.results.metrics import TOP1, Metric
 from tico_ssl.results.record import Numbers, Result
-from tico_ssl.runtime.errors import UserError
-from tico_ssl.runtime.json_lines import append_json_line, read_json_lines
-from tico_ssl.runtime.progress import track
+from tico_ssl.runtime.errors import UserError, refusal
+from tico_ssl.runtime.json_lines import append_json_line, read_json_lines, sealed, unsealed
+from tico_ssl.runtime.progress import say, track
 
 PRESENT, HARD, ABSENT = 1, 0, -1
 
@@ -86,7 +86,8 @@ def svm_precision(features: Features, config: Config, title: str | None = None, 
     possible = [i for i in range(classes) if _enough(targets[:, i], config.folds) and (truths[:, i] == PRESENT).any()]
     if not possible:
         raise UserError(f"svm needs a class with {config.folds} training images and a test image; there is none")
-    done = {line["class"]: line for line in (read_json_lines(kept) if kept is not None else [])}
+    sound = map(unsealed, read_json_lines(kept) if kept is not None else [])
+    done = {line["class"]: line for line in sound if line is not None}
     waiting = [i for i in possible if i not in done]
     workers = min(len(waiting), default_workers()) or 1
     jobs = (delayed(_one_class)(train, targets[:, i], test, config) for i in waiting)
@@ -98,14 +99,24 @@ def svm_precision(features: Features, config: Config, title: str | None = None, 
             rated = truths[:, number] != HARD
             precision = average_precision(scores[rated], truths[rated, number] == PRESENT)
             done[number] = {"class": number, "cost": cost, "ap": precision, "scores": scores.tolist()}
-            if kept is not None:
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                append_json_line(kept, done[number])
+            if kept is not None and not _keep(kept, done[number]):
+                kept = None
     numbers = {"map": 100 * float(np.mean([done[i]["ap"] for i in possible]))}
     if single:
         best = np.stack([done[i]["scores"] for i in possible], axis=1).argmax(axis=1)
         numbers["top1"] = 100 * float((np.array(possible)[best] == test_labels.numpy()).mean())
     return numbers
+
+
+def _keep(file: Path, line: dict[str, Any]) -> bool:
+    """Whether a class could be written down, so that an interrupted evaluation continues after it."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        append_json_line(file, sealed(line))
+    except OSError as error:
+        say(f"warning: {file} cannot be written: {refusal(error)}; if interrupted, classes are evaluated again")
+        return False
+    return True
 
 
 def unit_length(features: Tensor) -> np.ndarray:

@@ -8,13 +8,15 @@ from torch import nn
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.storage import plain_state
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.files import written_atomically
 
 
 def write_state_dict(backbone: Backbone, out: Path, library: str, setup: list[str], strict: bool) -> str:
     """Write a state dict under a library's names; return the lines that build the same network and load it."""
     if backbone.config.name.partition("/")[0] != library:
         raise UserError(f"the backbone is '{backbone.config.name}', which is not a {library} model")
-    torch.save(plain_state(backbone), out)
+    with written_atomically(out) as temporary, temporary.open("wb") as file:
+        torch.save(plain_state(backbone), file)
     lines = list(setup)
     small = isinstance(getattr(backbone.network, "maxpool", None), nn.Identity)
     if small or (library == "torchvision" and backbone.config.channels != 3):

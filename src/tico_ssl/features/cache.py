@@ -20,10 +20,11 @@ from tico_ssl.data.source import Source
 from tico_ssl.features.extraction import Extracted, extract, needed_side
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.runtime import distributed
+from tico_ssl.runtime.errors import refusal
 from tico_ssl.runtime.files import written_atomically
 from tico_ssl.runtime.progress import say
 
-VERSION = 1  # of the file's content: raise it when the same key would mean different values
+VERSION = 2  # of the file's content: raise it when the same key would mean different values
 
 
 def weights_digest(backbone: Backbone) -> str:
@@ -72,10 +73,13 @@ def _read(file: Path) -> Extracted | None:
     try:
         with safe_open(file, framework="pt") as opened:
             checksum = (opened.metadata() or {}).get("checksum")
-            kept = Extracted(opened.get_tensor("features"), opened.get_tensor("places"))
+            kept: Extracted | None = Extracted(opened.get_tensor("features"), opened.get_tensor("places"))
     except (SafetensorError, OSError):
+        kept, checksum = None, None
+    if kept is None or checksum != _checksum(kept):
+        say(f"{file}: damaged, so its features are extracted again")
         return None
-    return kept if checksum == _checksum(kept) else None
+    return kept
 
 
 def _write(file: Path, made: Extracted) -> None:
@@ -84,13 +88,17 @@ def _write(file: Path, made: Extracted) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with written_atomically(file) as temporary:
+            temporary.touch()
+            mode = temporary.stat().st_mode  # as the umask has it; safetensors replaces the file by a private one
             save_file(tensors, temporary, metadata={"checksum": _checksum(made)})
+            temporary.chmod(mode)
     except (OSError, SafetensorError) as error:
-        say(f"features are not cached: {error}")
+        say(f"features are not cached: {refusal(error) or error}")
 
 
 def _checksum(made: Extracted) -> str:
-    return f"{zlib.crc32(_bytes(made.places), zlib.crc32(_bytes(made.features)))} {made.features.dtype}"
+    content = zlib.crc32(_bytes(made.places), zlib.crc32(_bytes(made.features)))
+    return " ".join(map(str, [content, *((tensor.dtype, tuple(tensor.shape)) for tensor in made)]))
 
 
 def _bytes(tensor: Tensor) -> Any:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tico_ssl.data.given import Given
 from tico_ssl.features.homes import require_backbone
+from tico_ssl.results.formats import safe_cell
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.files import written_atomically
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,7 +39,8 @@ def embed(run: str | Path, data: Given | None = None, out: str | Path = "feature
     out.parent.mkdir(parents=True, exist_ok=True)
     labels = None if source.labels is None else source.labels[places].numpy()
     names = [printable(source.names(i)) for i in places.tolist()]
-    WRITERS[out.suffix](out, Table(names, labels, source.classes, features.numpy()))
+    with written_atomically(out) as temporary:
+        WRITERS[out.suffix](temporary, Table(names, labels, source.classes, features.numpy()))
     return out
 
 
@@ -64,7 +67,8 @@ def _write_npz(out: Path, table: Table) -> None:
     import numpy as np
 
     arrays: dict[str, Any] = {"names": np.array(table.names), "features": table.features}
-    np.savez_compressed(out, **arrays if table.labels is None else arrays | {"labels": table.labels})
+    with out.open("wb") as file:  # given a path, NumPy would add a suffix
+        np.savez_compressed(file, **arrays if table.labels is None else arrays | {"labels": table.labels})
 
 
 def _write_csv(out: Path, table: Table) -> None:
@@ -73,7 +77,8 @@ def _write_csv(out: Path, table: Table) -> None:
     columns = table.columns()
     with out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(columns)
+        writer.writerow(map(safe_cell, columns))
+        columns["filename"] = map(safe_cell, table.names)
         writer.writerows(zip(*columns.values()))
 
 

@@ -10,6 +10,7 @@ from torch.nn.functional import interpolate
 
 from tico_ssl.data.bad_files import BadFiles, readable
 from tico_ssl.data.source import Source
+from tico_ssl.runtime.files import written_atomically
 from tico_ssl.runtime.randomness import generator
 from tico_ssl.views.executor import Views
 
@@ -25,6 +26,7 @@ def preview(source: Source, recipe_views: Views, path: Path, count: int = COLUMN
     bad, columns = BadFiles(), min(count, len(source))
     images = [readable(source, column * len(source) // columns, bad) for column in range(columns)]
     made = recipe_views(images, recipe_views.draw(len(images), generator(seed, "views", 0)))
+    path.parent.mkdir(parents=True, exist_ok=True)
     save_contact_sheet(path, images, made, recipe_views, count)
     return bad
 
@@ -45,7 +47,9 @@ def save_contact_sheet(
         pixels = view[:count].float().cpu() * std + mean
         rows.append([_mosaic(x) if x.ndim == 4 else _shrunk(x, x.shape[-1] / largest) for x in pixels])
     sheet = _rgb(_stacked([_tiled(row, count) for row in rows]))
-    Image.fromarray((sheet.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).contiguous().numpy()).save(path)
+    drawn = (sheet.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).contiguous().numpy()
+    with written_atomically(path) as temporary:
+        Image.fromarray(drawn).save(temporary, Image.registered_extensions().get(path.suffix.lower(), "PNG"))
 
 
 def _fitted(image: Tensor) -> Tensor:

@@ -3,29 +3,38 @@
 Processes, because such work holds the GIL often enough to keep a GPU waiting; threads where fork is not available.
 Results are sent through a pipe, but pixels are written into a ring buffer in memory that workers inherit from the main
 process: no copies, no allocations, and no use of /dev/shm, which is small in containers.
+
+Each worker has a connection of its own and shares no lock. So one that dies is noticed at once, where its result is
+awaited, and workers end with the main process, however it ends: their connection is then closed.
 """
 
 import mmap
+import multiprocessing
 import os
+import pickle
 import signal
 import sys
-import warnings
+import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count, islice
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from tico_ssl.data.bad_files import in_order
-from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.errors import UserError, one_line, refusal, signal_name
 
 S = TypeVar("S")
 T = TypeVar("T")
 MOST_WORKERS = 16  # limit of the default
+MOST_PER_CORE = 32  # limit of what may be asked for: more processes only get in each other's way
 AHEAD = 2  # items prefetched per worker
 ALIGNED = 64  # alignment in bytes of arrays in a slot
 CAN_FORK = sys.platform.startswith("linux")  # fork is not safe elsewhere
@@ -33,71 +42,134 @@ CAN_FORK = sys.platform.startswith("linux")  # fork is not safe elsewhere
 
 def default_workers() -> int:
     """One per CPU core of this process, at most `MOST_WORKERS`."""
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_WORKERS, max(1, processors // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    return min(MOST_WORKERS, max(1, _cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
+def chosen_workers(asked: int | None, setting: str = "workers") -> int:
+    """The number that was asked for, if it is sensible, or the default."""
+    most = MOST_PER_CORE * _cores()
+    if asked is not None and asked > most:
+        raise UserError(f"{setting} is {asked}: at most {most} on this machine, {MOST_PER_CORE} per CPU core")
+    return asked or default_workers()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def ahead(
     work: Callable[[S], T], items: Iterable[S], workers: int, processes: bool = CAN_FORK, setting: str = "workers"
 ) -> Iterator[T]:
-    """`work` of every item, in order. `setting` is the name of the number of workers in error messages."""
+    """`work` of every item, in order. `setting` is the name of the number of workers in error messages. Either items or
+    results may be large, not both: whoever sends more than a pipe holds waits for the other."""
     if not processes:
         with ThreadPoolExecutor(workers) as pool:
             yield from in_order(pool, work, items, AHEAD * workers)
         return
-    try:
-        for done in _forked(work, items, workers):
-            if isinstance(done, UserError):
-                raise done
+    with _team(work, workers, setting) as team:
+        turns, waiting, rest = count(), deque[_Worker[S, T]](), iter(items)
+
+        def send(number: int) -> None:
+            for item in islice(rest, number):
+                waiting.append(team[next(turns) % workers])
+                waiting[-1].send(item)
+
+        send(AHEAD * workers)
+        while waiting:
+            done = waiting.popleft().receive()
+            send(1)
             yield done
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        raise UserError(
-            f"a worker process died ({str(error).splitlines()[0]}); if memory is short, lower {setting} (now {workers})"
-        ) from error
 
 
-def _forked(work: Callable[[S], T], items: Iterable[S], workers: int) -> Iterator[T | UserError]:
-    with warnings.catch_warnings():
-        # The number of workers is the user's choice; the default does not exceed the CPU cores.
-        warnings.filterwarnings("ignore", message="This DataLoader will create")
-        loader = DataLoader(
-            _Work(work),
-            batch_size=None,
-            sampler=items,
-            num_workers=workers,
-            prefetch_factor=AHEAD,
-            multiprocessing_context="fork",
-            collate_fn=_as_it_is,
-            worker_init_fn=_start_worker,
+@contextmanager
+def _team(work: Callable[[S], T], workers: int, setting: str) -> Iterator[list["_Worker[S, T]"]]:
+    """Worker processes, which end with this context."""
+    team: list[_Worker[S, T]] = []
+    try:
+        for _ in range(workers):
+            try:
+                team.append(_Worker(work, [other.connection for other in team], f"{setting} (now {workers})"))
+            except OSError as error:  # no process, no memory or no open file is left for it
+                reason = f"process {len(team) + 1} of {workers} cannot be started ({refusal(error)})"
+                raise UserError(f"{reason}: lower {setting}") from error
+        yield team
+    finally:
+        for worker in team:
+            worker.process.kill()  # it holds nothing that could be left half done
+            worker.connection.close()
+        for worker in team:
+            worker.process.join()
+
+
+class _Worker(Generic[S, T]):
+    """A process that does work on request."""
+
+    def __init__(self, work: Callable[[S], T], others: list[Connection], setting: str) -> None:
+        self.setting = setting
+        self.connection, theirs = multiprocessing.Pipe()
+        inherited = [*others, self.connection]
+        self.process: ForkProcess = multiprocessing.get_context("fork").Process(
+            target=_serve, args=(work, theirs, inherited), daemon=True
         )
-        return iter(loader)
-
-
-class _Work(Dataset[T | UserError], Generic[S, T]):
-    """The work of a worker. A UserError is returned as a value: raised in the worker, its message would contain a
-    traceback."""
-
-    def __init__(self, work: Callable[[S], T]) -> None:
-        self.work = work
-
-    def __getitem__(self, item: S) -> T | UserError:
         try:
-            return self.work(item)
-        except UserError as error:
-            return UserError(str(error))
+            self.process.start()
+        except OSError:
+            self.connection.close()
+            raise
+        finally:
+            theirs.close()
+
+    def send(self, item: S) -> None:
+        """Request work."""
+        try:
+            self.connection.send(item)
+        except ConnectionError as error:
+            raise self._death() from error
+
+    def receive(self) -> T:
+        """The result of the oldest request, or its error."""
+        try:
+            done, error = self.connection.recv()
+        except (EOFError, ConnectionError) as closed:
+            raise self._death() from closed
+        if error is not None:
+            raise error
+        result: T = done
+        return result
+
+    def _death(self) -> UserError:
+        self.process.join(timeout=5)
+        code = self.process.exitcode
+        how = "" if code is None else f" ({signal_name(-code) if code < 0 else f'exit code {code}'})"
+        return UserError(f"a worker process died{how}; if memory is short, lower {self.setting}")
 
 
-def _start_worker(_: int) -> None:
-    """Leave signals to the main process: a fork inherits its handlers."""
+def _serve(work: Callable[[S], T], connection: Connection, inherited: list[Connection]) -> None:
+    """The life of a worker. Signals are left to the main process, whose handlers and connections a fork inherits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for other in inherited:
+        other.close()
+    torch.set_num_threads(1)
+    with suppress(EOFError, ConnectionError):  # the main process has closed the connection, or has ended
+        while True:
+            connection.send(_attempt(work, connection.recv()))
 
 
-def _as_it_is(done: T) -> T:
-    """Results need no collation."""
-    return done
+def _attempt(work: Callable[[S], T], item: S) -> tuple[T | None, Exception | None]:
+    """The result of some work, or its error in a form that can be sent."""
+    try:
+        return work(item), None
+    except Exception as error:
+        if (line := one_line(error)) is not None:
+            return None, UserError(line)
+        text = "".join(traceback.format_exception(error))
+        try:
+            sent: Exception = pickle.loads(pickle.dumps(error))
+        except Exception:
+            sent = RuntimeError(repr(error))
+        sent.add_note(f"in a worker process:\n{text}")
+        return None, sent
 
 
 @contextmanager

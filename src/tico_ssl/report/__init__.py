@@ -52,6 +52,8 @@ def report(
         raise UserError(f"{folder} is a file: --out takes a folder")
     if alone and not is_study(places[0]):
         record = read_record(places[0])
+        for what in record.damage:
+            say(f"warning: {record.name}: {what}")
         title, header = record.name, one_run.header(record)
         tables = beside_published(grouped([record]))
         sections, thumbnails = one_run.sections(record, _picture(record, data, points), tables)
@@ -93,5 +95,9 @@ def _picture(record: Record, data: "Given | None", points: int) -> Picture | str
 
 def _description(study: str | Path) -> str:
     file = study_file(Path(study).expanduser())
-    found = parse_yaml(file.read_text(encoding="utf-8"), str(file))
+    try:
+        found = parse_yaml(file.read_text(encoding="utf-8", errors="replace"), str(file))
+    except UserError as error:  # a damaged description must not cost the report
+        say(f"warning: {error}")
+        return ""
     return str(found.get("description", "")) if isinstance(found, dict) else ""

@@ -156,8 +156,8 @@ def recipe_section(record: Record) -> Section:
 def trouble(record: Record) -> Section:
     """Warnings and unreadable files."""
     content: list[Html] = []
-    if record.warnings:
-        content.append(bulleted(record.warnings))
+    if said := [*record.damage, *record.warnings]:
+        content.append(bulleted(said))
     if record.bad_files:
         shown = record.bad_files[:200]
         rows: Rows = [[str(b.get("file", "?")), str(b.get("reason", "?"))] for b in shown]

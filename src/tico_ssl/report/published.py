@@ -170,7 +170,7 @@ def _epochs(record: Record) -> float:
 
 
 def _batch(record: Record) -> int:
-    return int(record.setting("training.batch_size", 0))
+    return record.batch_size
 
 
 def _result(group: Group, protocol: str) -> Line:

@@ -77,7 +77,7 @@ def sections(comparison: Comparison, tables: Sequence[PublishedTable]) -> list[S
 def curves(comparison: Comparison) -> Section:
     """Curves of all runs in one figure; runs of one recipe share a colour."""
     charts = []
-    methods = {record.recipe["method"]["name"] for group in comparison.groups for record in group.records}
+    methods = {str(record.setting("method.name")) for group in comparison.groups for record in group.records}
     unlike = "Losses of different methods are not comparable: each is scaled to its own range."
     alike = "Should fall and then level off."
     for key, of_metrics, title, caption in (

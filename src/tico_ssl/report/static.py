@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tico_ssl.report.charts import SHOWN_CELLS, Chart, Series, style
+from tico_ssl.runtime.files import written_atomically
 
 DASHES = ("-", "--", ":", "-.")
 MARKS = ("o", "s", "D", "^", "P", "X", "*", "h")
@@ -39,7 +40,9 @@ def save(charts: list[Chart], folder: Path) -> list[Path]:
             _draw(figure.add_subplot(), chart)
             for suffix in ("svg", "png"):
                 file = folder / f"{chart.key}.{suffix}"
-                figure.savefig(file, dpi=200, metadata={"Date": None} if suffix == "svg" else None)
+                with written_atomically(file) as temporary:
+                    stamp = {"Date": None} if suffix == "svg" else None
+                    figure.savefig(temporary, format=suffix, dpi=200, metadata=stamp)
                 files.append(file)
     return files
 

@@ -174,6 +174,7 @@ def _last_knn(record: Record) -> float | None:
 def _notes(records: Sequence[Record], shown: Sequence[Quantity]) -> list[str]:
     notes = [meaning(shown)]
     for record in records:
+        notes += [f"{record.name}: {what}." for what in record.damage]
         if not record.finished:
             notes.append(f"{record.name} is {record.state}.")
         elif record.results and not record.current_results:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tico_ssl.results.table import Sheet, markdown_lines
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")  # the apostrophe itself, so that removing one gives the text back
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
 LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
 
@@ -27,14 +28,19 @@ def as_csv(sheet: Sheet) -> str:
         head += [before, f"{before} deviation"] if spread else [before]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
+    writer.writerow(map(safe_cell, head))
     for row in sheet.rows:
         line: list[Any] = []
         for cell, spread in zip(row, several):
-            line.append(cell.text if cell.value is None else cell.value)
+            line.append(safe_cell(cell.text) if cell.value is None else cell.value)
             line += [cell.deviation] if spread else []
         writer.writerow(line)
     return text.getvalue()
+
+
+def safe_cell(text: str) -> str:
+    """The text of a CSV cell; an apostrophe before one that a spreadsheet would take for a formula."""
+    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def as_latex(sheet: Sheet) -> str:

@@ -1,39 +1,87 @@
-"""Reading run folders, in whatever state the run is."""
+"""Reading run folders, in whatever state the run is. What is damaged is left out, and said."""
 
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tico_ssl.config.recipe import parse_yaml
-from tico_ssl.results.record import Record
+from tico_ssl.results.record import Line, Record, is_number, is_result
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.results.study_state import study_file
 from tico_ssl.runtime.errors import UserError
-from tico_ssl.runtime.json_lines import read_json_lines
+from tico_ssl.runtime.json_lines import parsed_lines
+from tico_ssl.runtime.progress import say
+
+TEXT_METRICS = ("fallback", "execution")  # the values of a line of metrics.jsonl that are not numbers
 
 
 def read_record(folder: str | Path) -> Record:
-    """Read a run. Missing files count as empty."""
+    """Read a run. Missing files count as empty, and so does what is damaged in them; only the recipe is needed."""
     run = open_run(folder)
-    recipe = parse_yaml(run.recipe_file.read_text(encoding="utf-8"), str(run.recipe_file))
-    if not isinstance(recipe, dict):
-        raise UserError(f"{run.recipe_file}: not a recipe")
     files = [run.recipe_file, run.metrics_file, run.folder / "train.log", run.checkpoint_file]
+    damage: list[str] = []
     return Record(
         run=run,
-        recipe=recipe,
-        environment=_json(run.folder / "environment.json"),
-        metrics=[line for line in run.metrics() if isinstance(line, dict) and "step" in line],
-        spectrum=[line for line in read_json_lines(run.spectrum_file) if {"epoch", "ranks", "shares"} <= set(line)],
-        results=[line for line in run.results() if {"protocol", "numbers"} <= set(line)],
-        bad_files=read_json_lines(run.bad_files_file),
+        recipe=_recipe(run.recipe_file),
+        environment=_environment(run.folder / "environment.json", damage),
+        metrics=_lines(run.metrics_file, _is_metrics, damage),
+        spectrum=_lines(run.spectrum_file, _is_spectrum, damage),
+        results=_lines(run.results_file, is_result, damage),
+        bad_files=_lines(run.bad_files_file, lambda line: True, damage),
         warnings=_warnings(run.folder / "train.log"),
         checkpoint=run.checkpoint(),
         last_sign=max(file.stat().st_mtime for file in files if file.is_file()),
+        damage=damage,
     )
+
+
+def _recipe(file: Path) -> dict[str, Any]:
+    """The recipe as it was written, of any version; the numbers that tables are made of are checked."""
+    try:
+        recipe = parse_yaml(file.read_text(encoding="utf-8"), str(file))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: damaged, not UTF-8 text ({error})") from error
+    if not isinstance(recipe, dict) or not all(isinstance(key, str) for key in recipe):
+        raise UserError(f"{file}: damaged, not a recipe")
+    for section, key in (("training", "epochs"), ("training", "batch_size"), ("data", "limit")):
+        values = recipe.get(section) or {}
+        if not isinstance(values, dict):
+            raise UserError(f"{file}: damaged, {section} is {values!r}, not a section")
+        if not (values.get(key) is None or (is_number(values[key]) and math.isfinite(values[key]))):
+            raise UserError(f"{file}: damaged, {section}.{key} is {values[key]!r}, not a number")
+    return recipe
+
+
+def _environment(file: Path, damage: list[str]) -> dict[str, Any]:
+    found = _json(file, damage)
+    return found if isinstance(found.get("packages"), dict) else found | {"packages": {}}
+
+
+def _lines(file: Path, sound: Callable[[Line], bool], damage: list[str]) -> list[Line]:
+    """The sound lines of a file; how many there are of the others is noted as damage."""
+    lines = parsed_lines(file)
+    good = [line for line in lines if line is not None and sound(line)]
+    if lost := len(lines) - len(good):
+        damage.append(f"{file.name} is damaged: {lost} of {len(lines)} lines are left out")
+    return good
+
+
+def _is_metrics(line: Line) -> bool:
+    """A step and epoch, and numbers."""
+    numbers = all(is_number(value) for key, value in line.items() if key not in TEXT_METRICS)
+    return numbers and math.isfinite(line.get("step", math.nan)) and math.isfinite(line.get("epoch", 0))
+
+
+def _is_spectrum(line: Line) -> bool:
+    """Shares of eigenvalues by rank, at an epoch."""
+    ranks, shares = line.get("ranks"), line.get("shares")
+    if not isinstance(ranks, list) or not isinstance(shares, list) or not 0 < len(ranks) == len(shares):
+        return False
+    return is_number(line.get("epoch")) and all(map(is_number, ranks + shares)) and min(ranks) > 0
 
 
 def is_study(folder: str | Path) -> bool:
@@ -53,7 +101,8 @@ def read_records(folders: Sequence[str | Path]) -> list[Record]:
 
 def failures(folder: str | Path) -> dict[str, str]:
     """Reasons of failed runs of a study, by name."""
-    return {name: reason for row in _rows(Path(folder).expanduser()).values() for name, reason in row["failed"].items()}
+    rows = _rows(Path(folder).expanduser()).values()
+    return {name: str(reason) for row in rows for name, reason in row["failed"].items()}
 
 
 def _runs_of(study: Path) -> list[Record]:
@@ -64,26 +113,43 @@ def _runs_of(study: Path) -> list[Record]:
     order = list(rows)
     variants = {path: path.name.rpartition("-seed")[0] for path in inside}
     inside.sort(key=lambda path: order.index(variants[path]) if variants[path] in order else len(order))
-    return [_timed(read_record(path), rows.get(variants[path], {})) for path in inside]
+    records = []
+    for path in inside:
+        try:
+            records.append(_timed(read_record(path), rows.get(variants[path], {})))
+        except UserError as error:  # one damaged run must not cost the table of the others
+            say(f"left out {path.name}: {error}")
+    if not records:
+        raise UserError(f"{study}: no run of this study can be read")
+    return records
 
 
 def _timed(record: Record, row: dict[str, Any]) -> Record:
-    if not record.finished or not row.get("seconds") or not row.get("images_per_second"):
+    seconds, speed = row.get("seconds"), row.get("images_per_second")
+    if not record.finished or not (is_number(seconds) and is_number(speed)) or not (seconds and speed):
         return record
-    return replace(record, timed=(row["seconds"], row["images_per_second"]))
+    return replace(record, timed=(float(seconds), float(speed)))
 
 
 def _rows(study: Path) -> dict[str, dict[str, Any]]:
-    """The rows of a study's results.json, by variant."""
-    return {row["run"]: row for row in _json(study / "results.json").get("rows", [])}
+    """The sound rows of a study's results.json, by variant."""
+    rows = _json(study / "results.json", []).get("rows")
+    sound = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return {row["run"]: row for row in sound if isinstance(row.get("run"), str) and isinstance(row.get("failed"), dict)}
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
+def _json(path: Path, damage: list[str]) -> dict[str, Any]:
+    """The JSON object in a file, empty if there is none; that it is damaged is noted."""
+    if not path.is_file():
         return {}
-    return found if isinstance(found, dict) else {}
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):  # not JSON, not UTF-8
+        found = None
+    if not isinstance(found, dict):
+        damage.append(f"{path.name} is damaged and left out")
+        return {}
+    return found
 
 
 def _warnings(log: Path) -> list[str]:

@@ -28,6 +28,23 @@ class Result:
     seconds: float
 
 
+def is_result(line: Line) -> bool:
+    """Numbers by representation, of a protocol. Results of older versions may lack the rest."""
+    numbers = line.get("numbers")
+    if not isinstance(line.get("protocol"), str) or not isinstance(numbers, dict):
+        return False
+    kinds = {"settings": dict, "data": dict, "checkpoint": str, "seconds": int | float}
+    if any(key in line and not isinstance(line[key], kind) for key, kind in kinds.items()):
+        return False
+    return all(isinstance(found, dict) and all(map(is_number, found.values())) for found in numbers.values())
+
+
+def is_number(value: Any) -> bool:
+    """A number that arithmetic can use: a float, or an integer that fits 64 bits."""
+    whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+    return whole or isinstance(value, float)
+
+
 @dataclass(frozen=True)
 class Record:
     """A run as read from its folder."""
@@ -46,6 +63,8 @@ class Record:
     now: float = field(default_factory=time.time)
     timed: tuple[float, float] | None = None
     """Seconds of training and images per second, as a study measured them on an idle machine."""
+    damage: list[str] = field(default_factory=list)
+    """What could not be read of it, in sentences without a full stop."""
 
     @property
     def name(self) -> str:
@@ -74,12 +93,17 @@ class Record:
     @property
     def knn_on_the_way(self) -> list[tuple[float, float]]:
         """Epochs with the accuracy of online kNN."""
-        return [(line["epoch"], line[KNN]) for line in self.between_epochs if KNN in line]
+        return [(line["epoch"], line[KNN]) for line in self.between_epochs if {"epoch", KNN} <= line.keys()]
 
     @property
     def epochs(self) -> int:
         """Epochs of the recipe."""
-        return int(self.setting("training.epochs", 0))
+        return int(self.setting("training.epochs") or 0)
+
+    @property
+    def batch_size(self) -> int:
+        """Images per step of the recipe."""
+        return int(self.setting("training.batch_size") or 0)
 
     @property
     def epoch(self) -> float:
@@ -117,19 +141,19 @@ class Record:
     @cached_property
     def training_seconds(self) -> float:
         """Time of training steps only."""
-        return sum(step_seconds(self.logged, int(self.setting("training.batch_size", 0))))
+        return sum(step_seconds(self.logged, self.batch_size))
 
     @cached_property
     def waiting_seconds(self) -> float:
         """Of this time, the part spent waiting for images."""
-        parts = step_seconds(self.logged, int(self.setting("training.batch_size", 0)))
+        parts = step_seconds(self.logged, self.batch_size)
         waited: float = sum(part * line.get("data_wait", 0.0) for part, line in zip(parts, self.logged))
         return min(waited, self.training_seconds)
 
     @property
     def images_per_second(self) -> float | None:
         """Mean throughput of the run."""
-        images = self.logged[-1]["step"] * int(self.setting("training.batch_size", 0)) if self.logged else 0
+        images = self.logged[-1]["step"] * self.batch_size if self.logged else 0
         return images / self.training_seconds if self.training_seconds > 0 else None
 
     @property

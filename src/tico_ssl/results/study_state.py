@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tico_ssl.config.study import Study, protocol_settings
+from tico_ssl.results.record import is_result
 from tico_ssl.results.run_folder import Run
 
 TAIL = 8_192  # bytes at the end of metrics.jsonl that hold its last lines
@@ -63,7 +64,9 @@ def results_of(study: Study, run: Run) -> dict[str, dict[str, Any]]:
     return {
         result["protocol"]: result
         for result in run.results()
-        if result["checkpoint"] == checkpoint and wanted.get(result["protocol"]) == result["settings"]
+        if is_result(result)
+        and result.get("checkpoint") == checkpoint
+        and wanted.get(result["protocol"]) == result.get("settings", {})
     }
 
 
@@ -77,6 +80,6 @@ def last_epoch(run: Run) -> float:
     for line in reversed(lines):
         try:
             return float(json.loads(line)["epoch"])
-        except (json.JSONDecodeError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # cut off or damaged
             continue
     return 0.0

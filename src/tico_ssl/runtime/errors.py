@@ -1,8 +1,25 @@
-"""Errors that a user can cause: one line, with the nearest valid name. And the end of what was asked to stop."""
+"""Errors that a user can cause or put right, each in one line: mistakes, and what the machine refuses. And the end of
+what was asked to stop."""
 
+import errno
+import os
+import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
+
+REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EROFS: "choose another folder",
+    errno.EACCES: "check its permissions",
+    errno.EPERM: "check its permissions",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
+# What libraries raise instead of an OSError when a file cannot be written: torch.save, safetensors.
+WRITER_WORDS = re.compile(r"inline_container|PytorchStreamWriter|Parent directory .* does not exist|\(os error \d+\)")
+MEMORY_WORDS = re.compile(r"can't allocate memory|out of memory", re.IGNORECASE)
 
 
 class UserError(ValueError):
@@ -25,3 +42,56 @@ def suggestion(name: str, valid: Iterable[str]) -> str:
     if near:
         return f"; did you mean '{near[0]}'?"
     return f"; valid: {', '.join(valid)}" if valid else ""
+
+
+def refusal(error: BaseException) -> str | None:
+    """Why the system refused to read or write a file, and what to do, in one line; None if it is not that."""
+    if isinstance(error, OSError):
+        return _os_words(error)
+    if not WRITER_WORDS.search(str(error)):
+        return None
+    if found := re.search(r"\(os error (\d+)\)", str(error)):  # safetensors
+        return _os_words(OSError(int(found[1]), os.strerror(int(found[1]))))
+    cause = error.__context__  # torch fails a second time when it closes the file
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__context__
+    return "the file could not be written whole: is the disk full?" if cause is None else _os_words(cause)
+
+
+def _os_words(error: OSError) -> str:
+    reason = error.strerror or str(error) or type(error).__name__
+    where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+    remedy = REMEDIES.get(error.errno or 0)
+    return f"{where}{reason}" + (f"; {remedy}" if remedy else "")
+
+
+def shortage(error: BaseException) -> str | None:
+    """Which memory is exhausted, in a few words; None for an error of another kind."""
+    if isinstance(error, MemoryError):
+        return "out of memory"
+    if not isinstance(error, RuntimeError) or not MEMORY_WORDS.search(str(error)):
+        return None
+    on_gpu = "CUDA" in str(error) or type(error).__name__ == "OutOfMemoryError"
+    return "out of GPU memory" if on_gpu else "out of memory"
+
+
+@contextmanager
+def memory_advice(advice: str) -> Iterator[None]:
+    """An exhausted memory as a UserError that says what to change."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if (which := shortage(error)) is None:
+            raise
+        raise UserError(f"{which}: {advice}") from error
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; a signal without a name by its number."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
+def one_line(error: BaseException) -> str | None:
+    """An error that needs no traceback, in one line; None for an error of the program."""
+    line = str(error) if isinstance(error, UserError) else refusal(error) or shortage(error)
+    return None if line is None else re.sub(r"\s*\n\s*", " ", line)  # libraries' reasons may have several

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import TypeVar
 
 from rich.console import Console
@@ -22,9 +23,11 @@ def is_main() -> bool:
 
 
 def say(text: str = "") -> None:
-    """Print a line, in the main process only."""
+    """Print a line, in the main process only. An output that takes no more (a full disk, a closed terminal) does not
+    stop the work."""
     if is_main():
-        console.print(text, markup=False)
+        with suppress(OSError):
+            console.print(text, markup=False)
 
 
 def bar(*columns: TextColumn) -> Progress:

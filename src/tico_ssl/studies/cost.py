@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tico_ssl.config.recipe import Recipe, load_recipe, parse_yaml
 from tico_ssl.config.study import Budget, Variant
-from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import write_atomically
 
 
@@ -63,10 +62,13 @@ def read_cost(folder: Path, variant: Variant) -> Cost | None:
     file = cost_file(folder, variant)
     if not file.is_file():
         return None
-    cost = Cost(**json.loads(file.read_text(encoding="utf-8")))
     try:
+        cost = Cost(**json.loads(file.read_bytes()))
         measured = load_recipe(parse_yaml(cost.recipe, str(file)))
-    except UserError:  # written by another version of this package
+        sound = cost.seconds_per_step > 0 and cost.steps_per_epoch > 0 and cost.batch_size > 0
+    except (ValueError, TypeError, AttributeError, RecursionError):  # damaged, or of another version of this package
+        return None
+    if not sound:
         return None
     return cost if _timed(measured) == _timed(variant.load()) else None
 

@@ -13,7 +13,7 @@ from types import FrameType
 
 from rich.progress import Progress, TaskID, TextColumn
 
-from tico_ssl.runtime.errors import Interrupted
+from tico_ssl.runtime.errors import Interrupted, signal_name
 from tico_ssl.runtime.progress import bar, say
 
 LOOK_SECONDS = 0.2
@@ -100,7 +100,7 @@ def run_all(works: Sequence[Work], width: int, share_of: int, label: str) -> dic
                         failures[one.work.name] = reason
                     say(f"{label} {ended}/{len(works)}  {one.work.name}: {reason or one.work.outcome()}")
                 _show(progress, total, running, ended, len(failures))
-        except KeyboardInterrupt:
+        except BaseException:  # also a full disk: no run is left without its study
             _stop(running)
             raise
     return failures
@@ -139,7 +139,7 @@ def _failure(one: _Process) -> str | None:
     if code == 0:
         return None
     if code < 0:
-        return f"ended by {signal.Signals(-code).name}" + (" (out of memory?)" if -code == signal.SIGKILL else "")
+        return f"ended by {signal_name(-code)}" + (" (out of memory?)" if -code == signal.SIGKILL else "")
     with one.work.log.open("rb") as log:
         log.seek(one.log_start)
         lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]

@@ -11,6 +11,7 @@ from typing import Any
 
 from tico_ssl.config.study import Study, Variant
 from tico_ssl.results.comparison import in_a_word, meaning
+from tico_ssl.results.formats import safe_cell
 from tico_ssl.results.metrics import Quantity, first_of_each
 from tico_ssl.results.reading import read_record
 from tico_ssl.results.run_folder import Run, environment
@@ -35,6 +36,10 @@ class Measured:
     images_per_second: float
     collapsed: str
     numbers: Numbers
+
+    def of(self, protocol: str, representation: str) -> dict[str, float]:
+        """The metrics of a protocol for a representation."""
+        return self.numbers.get(protocol, {}).get(representation, {})
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ def measured(study: Study, run: Run, seed: int, cost: Cost | None) -> Measured:
     if cost is not None:
         seconds, speed = record.epochs * cost.epoch_seconds, cost.images_per_second
     numbers = {protocol: result["numbers"] for protocol, result in results_of(study, run).items()}
-    collapsed = collapse_verdict(record.logged[-1], numbers.items())
+    collapsed = collapse_verdict(record.logged[-1] if record.logged else {}, numbers.items())
     return Measured(seed, record.epochs, seconds, speed, collapsed, numbers)
 
 
@@ -97,9 +102,9 @@ def row_of(variant: Variant, planned: int, runs: Sequence[Measured], failed: dic
         metrics = dict.fromkeys(metric for metrics in by_representation.values() for metric in metrics)
         numbers[protocol] = {
             metric: {
-                name: Spread.of([run.numbers[protocol][name][metric] for run in runs])
+                name: Spread.of(found)
                 for name in by_representation
-                if metric in by_representation[name]
+                if (found := [run.of(protocol, name)[metric] for run in runs if metric in run.of(protocol, name)])
             }
             for metric in metrics
         }
@@ -169,8 +174,8 @@ def as_csv(summary: Summary) -> str:
     text = io.StringIO()
     fields = list(dict.fromkeys(key for line in lines for key in line))
     writer = csv.DictWriter(text, fields, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
+    writer.writerow({key: safe_cell(key) for key in fields})
+    writer.writerows({key: safe_cell(v) if isinstance(v, str) else v for key, v in line.items()} for line in lines)
     return text.getvalue()
 
 

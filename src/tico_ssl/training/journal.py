@@ -1,7 +1,7 @@
 """A log of JSON lines that is cut back on resume, so that no step appears twice; and the check for a finite loss."""
 
-import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,29 +9,55 @@ import torch
 
 from tico_ssl.methods._base import StepOutput
 from tico_ssl.runtime import distributed
-from tico_ssl.runtime.errors import UserError
-from tico_ssl.runtime.files import write_atomically
-from tico_ssl.runtime.json_lines import append_json_line, read_json_lines
+from tico_ssl.runtime.errors import UserError, refusal
+from tico_ssl.runtime.json_lines import append_json_line, read_json_lines, write_json_lines
+from tico_ssl.runtime.progress import say
 
 
 class Journal:
     """A file of JSON lines with a `step`, cut back to the step at which training continues; the main process writes.
 
-    `kept` are the lines up to that step, in every process.
+    `kept` are the lines up to that step, in every process. Lines that cannot be written are kept in memory and tried
+    again with the next one.
     """
 
     def __init__(self, file: Path, start: int) -> None:
         self.file = file
-        self.kept = [line for line in read_json_lines(file) if line["step"] <= start]
+        self.kept = [line for line in read_json_lines(file) if _step_of(line) <= start]
+        self._unwritten: list[dict[str, Any]] = []
         distributed.barrier()  # all processes read before one writes
         if distributed.is_main() and file.is_file():
-            write_atomically(file, "".join(json.dumps(line) + "\n" for line in self.kept))
+            write_json_lines(file, self.kept)
 
     def write(self, line: dict[str, Any]) -> None:
         """Add a line."""
-        if distributed.is_main():
+        if not distributed.is_main():
+            return
+        self._unwritten.append(line)
+        try:
+            self._write()
+        except OSError as error:
+            if len(self._unwritten) == 1:  # the first of them
+                say(f"warning: {self.file} cannot be written: {refusal(error)}; its lines are kept until it can")
+
+    def flush(self) -> None:
+        """Wait until all lines are on the disk; an OSError if they cannot be written."""
+        self._write()
+        if self.file.is_file():
+            with self.file.open("rb") as file:
+                os.fsync(file.fileno())
+
+    def _write(self) -> None:
+        while self._unwritten:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            append_json_line(self.file, line)
+            append_json_line(self.file, self._unwritten[0])
+            del self._unwritten[0]
+
+
+def _step_of(line: dict[str, Any]) -> float:
+    """The step of a line; that of a damaged one is never reached."""
+    step = line.get("step")
+    return step if isinstance(step, int) and not isinstance(step, bool) else math.inf
 
 
 def mean_values(output: StepOutput) -> dict[str, float]:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tico_ssl.runtime import distributed, fallbacks
-from tico_ssl.runtime.errors import Interrupted
+from tico_ssl.runtime.errors import Interrupted, UserError, refusal
 from tico_ssl.runtime.progress import say
 from tico_ssl.runtime.randomness import derived_seed
 from tico_ssl.training.checkpoint import StopRequest
@@ -89,13 +89,33 @@ def train(course: Course, batches: Generator[B], hooks: Hooks[B], clock: Clock, 
                 hooks.between(done)
                 stopping = stop.agreed(done - course.start) and done < course.steps
                 if hooks.save_due(done) or stopping:  # last, so that a checkpoint is never ahead of the metrics
-                    if distributed.is_main() and hooks.sound(outcome):
-                        hooks.save(done)
-                    distributed.barrier()
-                    clock.saved()
+                    refused = _refused(hooks, done, outcome)
+                    if refused is None:
+                        clock.saved()
+                    elif stopping or done == course.steps:
+                        where = f"{course.name}: step {done} of {course.steps}".removeprefix(": ")
+                        raise UserError(
+                            f"{where} could not be saved: {refused}; what was saved before is kept{course.go_on}"
+                        )
+                    else:
+                        say(f"warning: no checkpoint after step {done}: {refused}; it is tried again when one is due")
             if stopping:
                 who = f"{course.name}: " if course.name else ""
                 raise Interrupted(f"{who}stopped after step {done} of {course.steps}{course.go_on}", stop.number)
+
+
+def _refused(hooks: Hooks[B], done: int, outcome: Outcome) -> str | None:
+    """Write a checkpoint. Returns why it cannot be written, if so, in every process: a full disk may have room again
+    when the next one is due, and what was saved before is still there."""
+    reason = None
+    if distributed.is_main() and hooks.sound(outcome):
+        try:
+            hooks.save(done)
+        except Exception as error:
+            if (reason := refusal(error)) is None:
+                raise
+    main: str | None = distributed.everyone(reason)[0]
+    return main
 
 
 def parallel(module: nn.Module) -> nn.Module:

@@ -2,29 +2,28 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
 from tico_ssl.methods._base import Method, StepOutput
 from tico_ssl.results.collapse import collapse_signs
 from tico_ssl.results.run_folder import Run
 from tico_ssl.runtime import distributed, fallbacks
+from tico_ssl.runtime.errors import refusal
 from tico_ssl.runtime.progress import say
 from tico_ssl.training.checkpoint import Position
 from tico_ssl.training.clock import Clock
 from tico_ssl.training.display import Display
+from tico_ssl.training.events import Events
 from tico_ssl.training.journal import Journal, check_finite, mean_values
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 RANK_IMAGES = 256  # of the global batch, for RankMe and uniformity at log steps: some milliseconds
 FEWEST_DIMENSIONS = 10  # with fewer, a rank says nothing about collapse
@@ -35,25 +34,16 @@ ADVICE = (
 )
 
 
-def _event_writer(run: Run, start: int) -> "SummaryWriter":
-    """TensorBoard's writer, imported when one is opened."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(run.folder), purge_step=start)
-
-
 class Monitor:
     """Writes metrics.jsonl, TensorBoard events and train.log, and shows progress; in the main process only."""
 
     def __init__(self, run: Run, steps: int, batch_size: int, begin: Position) -> None:
-        self.run, self.batch_size, self.start = run, batch_size, begin.step
+        self.run, self.batch_size = run, batch_size
         self.clock, self.display = Clock(*begin), Display("pretraining", steps, begin.step)
         self.metrics, self.spectra = (Journal(file, begin.step) for file in (run.metrics_file, run.spectrum_file))
         self._warned: set[str] = set()
         self._latest: dict[str, Any] = {}
-        self.writer: SummaryWriter | None = None
-        if distributed.is_main():
-            self.writer = _event_writer(run, begin.step)
+        self.events = Events(run.folder, begin.step) if distributed.is_main() else None
 
     def __enter__(self) -> "Monitor":
         return self
@@ -61,8 +51,8 @@ class Monitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.writer:
-            self.writer.close()
+        if self.events is not None:
+            self.events.close()
 
     def note(self, text: str) -> None:
         """A line on the console and in train.log."""
@@ -81,7 +71,7 @@ class Monitor:
         }
         self._latest = {}
         self.write({"step": step, "epoch": round(epoch, 4), **values, **clock})
-        if self.writer and float(epoch).is_integer() and (found := spectrum(method)) is not None:
+        if distributed.is_main() and float(epoch).is_integer() and (found := spectrum(method)) is not None:
             self.spectra.write({"step": step, "epoch": round(epoch), **found})
         if after_warmup:
             self._warn_of_collapse(values, method)
@@ -91,11 +81,23 @@ class Monitor:
         """Add a line to metrics.jsonl and to TensorBoard."""
         self._latest = self._latest | record
         self.metrics.write(record)
-        if self.writer is None:
-            return
-        for name, value in record.items():
-            if name not in ("step", "epoch"):
-                self.writer.add_scalar(name, value, record["step"])
+        if self.events is not None:
+            self.events.add(record)
+
+    def flush(self) -> None:
+        """Wait until all metrics are on the disk; an OSError if they cannot be written."""
+        for journal in (self.metrics, self.spectra):
+            journal.flush()
+
+    @contextmanager
+    def recording(self, what: str) -> Iterator[None]:
+        """Training does not stop for something that cannot be written beside it; there is a warning, once."""
+        try:
+            yield
+        except OSError as error:
+            if what not in self._warned:
+                self._warned.add(what)
+                self.note(f"warning: {what} cannot be written: {refusal(error)}")
 
     def tell(self, step: int, epoch: float, reasons: dict[str, str], execution: str) -> None:
         """Warn about a fallback, and say how steps are executed instead."""
@@ -105,9 +107,8 @@ class Monitor:
 
     def show(self, name: str, picture: Path) -> None:
         """Add an image to TensorBoard."""
-        if self.writer:
-            with Image.open(picture) as opened:
-                self.writer.add_image(name, np.asarray(opened.convert("RGB")), self.start, dataformats="HWC")
+        if self.events is not None:
+            self.events.show(name, picture)
 
     def epoch_ended(self, step: int, epoch: int, epochs: int, bad_files: int = 0) -> None:
         """One line in the log; on a console without a bar, only some of them."""
@@ -123,10 +124,10 @@ class Monitor:
 
 
 def note(folder: Path, text: str, silent: bool = False) -> None:
-    """A line in train.log, and on the console unless silent. Main process only."""
+    """A line in train.log, if it can be written, and on the console unless silent. Main process only."""
     if not distributed.is_main():
         return
-    with (folder / "train.log").open("a", encoding="utf-8") as file:
+    with suppress(OSError), (folder / "train.log").open("a", encoding="utf-8") as file:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
     if not silent:
         say(text)

@@ -22,7 +22,7 @@ from tico_ssl.networks.storage import holds, save_backbone
 from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.pipeline.loader import Loader, RawBatch
 from tico_ssl.pipeline.sheet import COLUMNS, save_contact_sheet
-from tico_ssl.pipeline.workers import default_workers
+from tico_ssl.pipeline.workers import chosen_workers
 from tico_ssl.results.run_folder import Run, create_run
 from tico_ssl.runtime import distributed, fallbacks
 from tico_ssl.runtime.device import resolve_precision
@@ -78,7 +78,7 @@ def prepare(recipe: Recipe, device: torch.device) -> Setup:
     if settings.parts > 1 and distributed.active():
         raise UserError("training.parts needs a single process: several processes split the batch already")
     source = open_training(data, recipe.backbone.channels, shorter_side(recipe.views, data.image_size))
-    bad, workers = BadFiles(), settings.workers or default_workers()
+    bad, workers = BadFiles(), chosen_workers(settings.workers, "training.workers")
     survey(source, data.most_bad, bad, workers)
     precision = resolve_precision(settings.precision, device)
     views = Views(recipe.views, data.image_size, data.mean, data.std, precision)
@@ -141,8 +141,9 @@ class _Moments:
                 places = raw.index[:COLUMNS].tolist()
                 originals = [readable(setup.source, place, setup.loader.bad) for place in places]
                 views = setup.loader.views
-                save_contact_sheet(sheet, originals, views.make(raw.pixels, raw.decisions), views)
-                self.monitor.show("views", sheet)
+                with self.monitor.recording("views.png"):
+                    save_contact_sheet(sheet, originals, views.make(raw.pixels, raw.decisions), views)
+                    self.monitor.show("views", sheet)
             yield raw
 
     def make_step(self, step: int, raw: RawBatch) -> Outcome:
@@ -171,7 +172,8 @@ class _Moments:
         if self.knn is not None and setup.plan.due(done, settings.knn_every_epochs):
             self.monitor.write({"step": done, "epoch": epoch, **self.knn.measure(setup.method.backbone)})
         bad = setup.loader.bad
-        bad.write(self.run.bad_files_file)
+        with self.monitor.recording("bad_files.jsonl"):
+            bad.write(self.run.bad_files_file)
         self.monitor.epoch_ended(done, epoch, settings.epochs, len(bad))
 
     def save_due(self, done: int) -> bool:
@@ -183,6 +185,11 @@ class _Moments:
     def save(self, done: int) -> None:
         """Last comes the checkpoint: when it is on the disk, so are its metrics and its backbone."""
         setup, seconds, keep = self.setup, self.monitor.clock.seconds, self.setup.recipe.training.keep_checkpoints
+        if not self.run.recipe_file.is_file():  # somebody has removed the folder
+            create_run(self.run.folder, setup.recipe, overwrite=False)
+            lost = f"metrics up to step {done} are lost"
+            self.monitor.note(f"warning: {self.run.folder} was gone and is written again: {lost}")
+        self.monitor.flush()
         for file in (self.run.metrics_file, self.run.spectrum_file):
             if file.is_file():
                 sync(file)

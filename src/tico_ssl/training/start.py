@@ -8,10 +8,15 @@ from typing import Any
 from tico_ssl.config.recipe import load_recipe
 from tico_ssl.data.given import Given, as_source, require_data
 from tico_ssl.results.run_folder import Run, admit
-from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.errors import UserError, memory_advice
 from tico_ssl.runtime.launcher import launched_rank
 from tico_ssl.runtime.locks import alone_in
 from tico_ssl.runtime.progress import say
+
+ADVICE = (
+    "lower training.batch_size (--find-batch finds the largest that fits), raise training.parts, "
+    "or set training.recompute=true"
+)
 
 
 def pretrain(
@@ -39,7 +44,7 @@ def pretrain(
 
         device = choose_device()
         tune_process(device)
-        with distributed.session(device):
+        with distributed.session(device), memory_advice(ADVICE):
             train(loaded, run, device, overwrite)
     return run
 

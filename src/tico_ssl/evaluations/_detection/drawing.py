@@ -12,6 +12,7 @@ from tico_ssl.data.decoding import decode
 from tico_ssl.evaluations._detection.outlines import coco_tools, run_lengths
 from tico_ssl.evaluations._detection.pictures import Picture
 from tico_ssl.evaluations._detection.scoring import Found
+from tico_ssl.runtime.files import written_atomically
 
 CELL, GAP, COLUMNS, VEIL = 256, 6, 6, 0.45
 LEAST_SCORE, MOST_DRAWN = 0.3, 20
@@ -38,7 +39,8 @@ def save_sheet(path: Path, pictures: Sequence[Picture], found: Sequence[Found], 
             drawn = draw(picture, marks)
             sheet.paste(drawn, (left + (CELL - drawn.width) // 2, top + (CELL - drawn.height) // 2))
             top += CELL + GAP
-    sheet.save(path)
+    with written_atomically(path) as temporary:
+        sheet.save(temporary, "PNG")
 
 
 def true_marks(picture: Picture, classes: Sequence[str]) -> list[Mark]:

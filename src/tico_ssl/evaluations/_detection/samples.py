@@ -13,7 +13,7 @@ from tico_ssl.evaluations._detection.outlines import pixels
 from tico_ssl.evaluations._detection.pictures import Picture
 from tico_ssl.evaluations._detection.settings import Settings
 from tico_ssl.pipeline.loader import sent
-from tico_ssl.pipeline.workers import arrays_ahead, default_workers
+from tico_ssl.pipeline.workers import arrays_ahead, chosen_workers
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.randomness import generator
@@ -213,4 +213,4 @@ def batches(
 
 def workers_for(numbers: range, workers: int | None) -> int:
     """The configured number of workers, or one per processor; at most one per number."""
-    return max(1, min(workers or default_workers(), len(numbers)))
+    return max(1, min(chosen_workers(workers), len(numbers)))

@@ -139,6 +139,7 @@ class _Moments:
         return done % self.settings.checkpoint_every == 0 or done == self.steps
 
     def save(self, done: int) -> None:
+        self.journal.flush()
         save_checkpoint(self.job.checkpoint_file, done, self.detector, self.optimizer, self.clock.seconds)
 
 
