@@ -13,7 +13,7 @@ import pytest
 
 from tico_ssl.pipeline import workers as module
 from tico_ssl.pipeline.workers import ahead, chosen_workers
-from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.errors import UserError, signal_name
 
 FAULTS = int(os.environ.get("TICO_FAULTS", "1"))
 pytestmark = pytest.mark.skipif(not module.CAN_FORK, reason="no worker processes here")
@@ -74,6 +74,10 @@ def test_work_goes_on_undisturbed_until_the_result_of_a_dead_worker_is_due():
 def test_a_worker_that_ends_by_itself_is_said():
     with pytest.raises(UserError, match=r"^a worker process died \(exit code 3\); if memory is short, lower workers"):
         list(ahead(lambda _: os._exit(3), range(3), 1))
+
+
+def test_signals_have_names():
+    assert [signal_name(number) for number in (9, 15, 50)] == ["SIGKILL", "SIGTERM", "signal 50"]
 
 
 def test_what_the_machine_refuses_in_a_worker_is_one_line():
