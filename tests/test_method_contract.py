@@ -63,7 +63,10 @@ def small(name, **changes):
     """Overrides that make a packaged recipe a matter of a second."""
     method = load_recipe(name).method
     counts = {key: value for key, value in method if type(value) is int}
-    short = {f"method.{key}": min(value, 2 if key.endswith(("_steps", "_splits")) else LARGEST) for key, value in counts.items()}
+    short = {
+        f"method.{key}": min(value, 2 if key.endswith(("_steps", "_splits")) else LARGEST)
+        for key, value in counts.items()
+    }
     return short | {
         "data.source": "textures",
         "data.image_size": SIZE,

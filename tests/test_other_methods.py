@@ -214,7 +214,9 @@ def test_losses_are_float32_at_least(dtype):
         assert supervised.supervised_loss(scores, torch.arange(N) % 5).dtype == torch.float32
         assert swav.sinkhorn(scores / 10).dtype == torch.float32
         assert swav.swav_loss([scores, scores], [scores, scores]).dtype == torch.float32
-        assert {loss(pirl.similarities(scores, scores, scores)).dtype for loss in PIRL_LOSSES.values()} == {torch.float32}
+        assert {loss(pirl.similarities(scores, scores, scores)).dtype for loss in PIRL_LOSSES.values()} == {
+            torch.float32
+        }
 
 
 @pytest.mark.parametrize(

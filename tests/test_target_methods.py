@@ -249,7 +249,9 @@ def test_moco_in_groups_has_the_statistics_of_each_group():
             torch.testing.assert_close(made[group], projector(features), rtol=0, atol=TIGHT)
     # Both groups together move the running statistics as far as one batch does.
     slow = 1 - math.sqrt(0.9)
-    means = [plain.backbone.layers[0](batch().views[0][group]).mean((0, 2, 3)) for group in (slice(0, 8, 2), slice(1, 8, 2))]
+    means = [
+        plain.backbone.layers[0](batch().views[0][group]).mean((0, 2, 3)) for group in (slice(0, 8, 2), slice(1, 8, 2))
+    ]
     expected = (1 - slow) * slow * means[0] + slow * means[1]
     norm = split.backbone.layers[1]
     torch.testing.assert_close(norm.running_mean, expected.detach(), rtol=0, atol=TIGHT)

@@ -5,7 +5,9 @@ from difflib import get_close_matches
 
 
 class UserError(ValueError):
-    """A mistake that the user can correct. The command line prints it as one line and exits with code 2."""
+    """A mistake that the user can correct. The command line prints it as one line and exits with its code."""
+
+    exit_code = 2
 
 
 def suggestion(name: str, valid: Iterable[str]) -> str:
