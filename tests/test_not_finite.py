@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import sys
+from random import Random
 
 import pytest
 import torch
@@ -107,19 +109,27 @@ def test_an_optimiser_that_overflows_behind_finite_weights_is_noticed(tmp_path, 
         pretrain("demo", out=tmp_path / "run", overrides=tiny)
 
 
-class Poison:
-    """Makes the loss of one batch, which its first image tells, infinite."""
+def poison(monkeypatch, settings, step, what="the loss", value=INF):
+    """Make the loss of one step, or a tensor of the state after it, not finite. Its batch tells which step it is, so it
+    is the same when the step is carried out again."""
+    index = training.prepare(start._loaded("demo", None, settings), CPU).loader.indices(step)
+    forward, after_step, seen = TiCo.forward, TiCo.after_step, []
 
-    def __init__(self, monkeypatch, recipe, step):
-        self.index = training.prepare(recipe, CPU).loader.indices(step)
-        original = TiCo.forward
+    def bad_forward(method, batch):
+        output = forward(method, batch)
+        seen[:] = [torch.equal(batch.index, index)]
+        bad = seen[0] and what == "the loss"
+        return StepOutput(output.loss * value, output.terms, output.embedding) if bad else output
 
-        def forward(method, batch):
-            output = original(method, batch)
-            bad = bool(batch.index[0] == self.index[0])
-            return StepOutput(output.loss * INF, output.terms, output.embedding) if bad else output
+    def bad_after_step(method, progress):
+        made = after_step(method, progress)
+        if seen[0] and what != "the loss":
+            tensor = method.state_dict()[what]
+            tensor[(0,) * tensor.ndim] = value
+        return made
 
-        monkeypatch.setattr(TiCo, "forward", forward)
+    monkeypatch.setattr(TiCo, "forward", bad_forward)
+    monkeypatch.setattr(TiCo, "after_step", bad_after_step)
 
 
 @pytest.fixture
@@ -127,7 +137,7 @@ def poisoned(tmp_path, tiny, monkeypatch):
     """Settings of a run whose fifth step is bad: in the second of three epochs of three steps. The next log step, and
     so the end, is the sixth."""
     settings = tiny | {"training.log_every_steps": 50}
-    Poison(monkeypatch, start._loaded("demo", None, settings), 4)
+    poison(monkeypatch, settings, 4)
     return settings
 
 
@@ -158,6 +168,34 @@ def test_the_batch_that_made_it_is_kept_with_its_views_and_the_state_before(tmp_
     assert any("in the loss of step 5" in line for line in start.replay(run.folder))
 
 
+def test_wherever_it_begins_it_is_found_and_never_saved(tmp_path, tiny, monkeypatch):
+    """The loss or one tensor, at one step: the newest checkpoint is from before and finite, and the step is found.
+    TICO_FAULTS times three trials."""
+    random, trials = Random(0), 3 * int(os.environ.get("TICO_FAULTS", "1"))
+    tiny |= {"training.checkpoint_seconds": 0.0}
+    names = [name for name, value in fresh_state(tiny).items() if value.is_floating_point()]
+    for trial in range(trials):
+        step, what = random.randrange(9), random.choice(["the loss", *names])
+        settings = tiny | {"training.log_every_steps": random.choice([1, 2, 50])}
+        with monkeypatch.context() as patch:
+            poison(patch, settings, step, what, random.choice([NAN, INF, -INF]))
+            with pytest.raises(NotFinite):
+                pretrain("demo", out=tmp_path / f"{trial}", overrides=settings)
+        run = open_run(tmp_path / f"{trial}")
+        assert read_stop(run).step == step, (step, what)
+        assert run.checkpoint_file.exists() == (step >= 3)
+        if step >= 3:
+            state = torch.load(run.checkpoint_file, weights_only=True)
+            assert state["step"] == step // 3 * 3
+            assert not_finite(state["method"]) == []
+        assert all(line["step"] <= step for line in run.metrics())
+    print(f"\nvalues that are not finite: {trials} made, {trials} found, 0 saved")
+
+
+def fresh_state(settings):
+    return training.prepare(start._loaded("demo", None, settings), CPU).method.state_dict()
+
+
 def test_a_search_that_would_take_long_is_left_to_replay(tmp_path, poisoned, monkeypatch):
     monkeypatch.setattr(start, "EXPLAIN_SECONDS", 0.0)
     with pytest.raises(NotFinite, match=r"steps 4 to 4 are finite; `tico replay .*run` also looks at the later ones"):
@@ -173,12 +211,12 @@ def test_a_search_that_would_take_long_is_left_to_replay(tmp_path, poisoned, mon
 def test_what_steps_do_not_make_again_is_no_matter_of_the_recipe(tmp_path, tiny, monkeypatch):
     steps, original = iter(range(100)), Step.__call__
 
-    def poison(step, *arguments):
+    def fault(step, *arguments):
         if next(steps) == 4:
             next(step.model.parameters()).data.fill_(NAN)
         return original(step, *arguments)
 
-    monkeypatch.setattr(Step, "__call__", poison)
+    monkeypatch.setattr(Step, "__call__", fault)
     with pytest.raises(NotFinite, match=r"after step 5 .*steps 4 to 5, carried out again one by one, are all finite"):
         pretrain("demo", out=tmp_path / "run", overrides=tiny)
     run = pretrain("demo", out=tmp_path / "run", overrides=tiny, resume=True)

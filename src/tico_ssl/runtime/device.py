@@ -4,9 +4,7 @@ import contextlib
 import ctypes
 import functools
 import os
-import re
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -43,42 +41,6 @@ def keep_freed_memory() -> None:
         library = ctypes.CDLL("libc.so.6")
         library.mallopt(M_MMAP_THRESHOLD, 2**30)
         library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-SHORTAGE = re.compile(
-    r"out of memory|allocate memory|Unable to allocate|ALLOC_FAILED|size calculation overflowed|"
-    r"multiplication overflow|Overflow when unpacking|int too large to convert|array is too big|dimension exceeded"
-)
-
-
-def is_shortage(message: str) -> bool:
-    """Whether a library's message says that memory does not suffice, or that a size is beyond all memory."""
-    return SHORTAGE.search(message) is not None
-
-
-@contextmanager
-def enough_memory(device: torch.device) -> Iterator[None]:
-    """Within, a lack of memory is a user error that says what to change."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (RuntimeError, MemoryError, TypeError, ValueError, OverflowError) as error:
-        if not is_shortage(str(error)) and not isinstance(error, MemoryError):
-            raise
-        raise UserError(_shortage(str(error), device)) from error
-
-
-def _shortage(message: str, device: torch.device) -> str:
-    on_gpu, wanted = device.type == "cuda", re.search(r"ried to allocate ([\d.]+) (\w+)", message)
-    size = "" if wanted is None else f" (for another {wanted[1]} {wanted[2]})"
-    if wanted is not None and wanted[2] == "bytes":
-        size = f" (for another {int(wanted[1]) / 2**30:,.1f} GiB)"
-    search = " (--find-batch finds the largest that fits), set training.recompute=true" if on_gpu else ""
-    return (
-        f"not enough memory on {'the GPU' if on_gpu else 'this machine'}{size}: lower training.batch_size{search} or "
-        "raise training.parts; or lower data.image_size, data.limit, or the sizes of backbone and method"
-    )
 
 
 def resolve_precision(precision: str, device: torch.device) -> torch.dtype:

@@ -12,8 +12,7 @@ from tico_ssl.config.views import shorter_side
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_training
 from tico_ssl.runtime import fallbacks
-from tico_ssl.runtime.device import is_shortage
-from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.errors import MEMORY_WORDS, UserError, shortage
 from tico_ssl.runtime.progress import say
 from tico_ssl.training.plan import Plan
 from tico_ssl.training.pretrain import build_step, prepare
@@ -69,9 +68,11 @@ def _tried(recipe: Recipe, size: int, source: Source, device: torch.device) -> i
     fallbacks.drain()
     try:
         _make_steps(_with_batch(recipe, size), source, device)
-        short = any(is_shortage(reason) for reason in fallbacks.drain().values())  # a step that was not captured
+        short = any(
+            MEMORY_WORDS.search(reason) for reason in fallbacks.drain().values()
+        )  # a step that was not captured
     except RuntimeError as error:
-        if not is_shortage(str(error)):
+        if shortage(error) is None:
             raise
         short = True
     peak = torch.cuda.max_memory_allocated(device)

@@ -1,6 +1,7 @@
 """Start or resume a run, replay the step at which one stopped, or find its largest batch. User errors are raised before
 torch is imported."""
 
+import gc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,14 +9,18 @@ from typing import TYPE_CHECKING, Any
 from tico_ssl.config.recipe import Recipe, load_recipe
 from tico_ssl.data.given import Given, as_source, require_data
 from tico_ssl.results.run_folder import Run, admit, open_run
-from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.errors import UserError, memory_advice
 from tico_ssl.runtime.launcher import launched
 from tico_ssl.runtime.progress import say
-from tico_ssl.training.stop import ADVICE, NotFinite, read_stop
+from tico_ssl.training.stop import USUAL_REMEDY, NotFinite, read_stop
 
 if TYPE_CHECKING:
     import torch
 
+ADVICE = (
+    "lower training.batch_size (--find-batch finds the largest that fits) or data.image_size, raise training.parts, "
+    "or set training.recompute=true"
+)
 EXPLAIN_SECONDS = 60.0  # that a stopped training spends on finding the step that made it stop
 
 
@@ -35,14 +40,14 @@ def pretrain(
     admit(run.folder, loaded, resume, overwrite)
 
     from tico_ssl.runtime import distributed
-    from tico_ssl.runtime.device import choose_device, enough_memory, tune_process
+    from tico_ssl.runtime.device import choose_device, tune_process
     from tico_ssl.training.pretrain import train
 
     device = choose_device()
     tune_process(device)
     stopped: NotFinite | None = None
     try:
-        with enough_memory(device), distributed.session(device):
+        with distributed.session(device), memory_advice(ADVICE):
             train(loaded, run, device, overwrite)
     except NotFinite as error:
         stopped = error.with_traceback(None)  # its frames hold the network and the memory of its step
@@ -56,12 +61,12 @@ def replay(folder: str | Path) -> list[str]:
     run = open_run(folder)
     read_stop(run)
 
-    from tico_ssl.runtime.device import choose_device, enough_memory, tune_process
+    from tico_ssl.runtime.device import choose_device, tune_process
     from tico_ssl.training.replay import explain
 
     device = choose_device()
     tune_process(device)
-    with enough_memory(device):
+    with memory_advice(ADVICE):
         return explain(run, device).lines
 
 
@@ -104,11 +109,12 @@ def _explained(run: Run, device: "torch.device") -> str:
     from tico_ssl.training.replay import explain
 
     if launched():
-        return ADVICE
+        return USUAL_REMEDY
+    gc.collect()  # a captured step is a reference cycle, which keeps its GPU memory until collected
     try:
         explanation = explain(run, device, EXPLAIN_SECONDS)
     except (Exception, KeyboardInterrupt):  # nothing that goes wrong here may hide why training stopped
-        return ADVICE
+        return USUAL_REMEDY
     for line in explanation.lines:
         note(run.folder, line)
     return explanation.summary

@@ -17,7 +17,7 @@ from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import write_atomically
 
 NAMED = 3  # of the tensors that are not finite, in a message
-ADVICE = "lower optimizer.lr, lengthen optimizer.warmup_epochs or set training.clip_gradient"
+USUAL_REMEDY = "lower optimizer.lr, lengthen optimizer.warmup_epochs or set training.clip_gradient"
 
 
 class NotFinite(UserError):
