@@ -17,6 +17,7 @@ from tico_ssl.training.display import Display
 from tico_ssl.training.journal import Journal, check_finite, mean_values
 from tico_ssl.training.loop import Course, Hooks, train
 from tico_ssl.training.step import Outcome
+from tico_ssl.training.stop import NotFinite
 
 
 def numbers(start, stop):
@@ -33,6 +34,7 @@ class Course10:
     def __init__(self, start=0, at_step=lambda step: None, loss=lambda step: 1.0):
         self.start, self.at_step, self.loss = start, at_step, loss
         self.events, self.drawn, self.told = [], [], []
+        self.check = None
 
     def make_step(self, step, batch):
         assert step == batch
@@ -49,6 +51,7 @@ class Course10:
             lambda done: self.events.append(("save", done)),
             between=lambda done: self.events.append(("between", done)) if done % 6 == 0 else None,
             tell=lambda done, reasons: self.told.append((done, reasons)),
+            **({} if self.check is None else {"check": self.check}),
         )
         course = Course(self.start, 10, seed=5, name="ten", go_on="; once more")
         train(course, numbers(self.start, 10), hooks, Clock(self.start), Display("ten", 10, self.start))
@@ -68,8 +71,19 @@ def test_what_a_network_draws_is_a_function_of_the_step():
 
 
 def test_a_state_that_is_no_number_is_not_kept():
-    course = Course10(loss=lambda step: math.nan if step >= 7 else 1.0).run()
+    course = Course10(loss=lambda step: math.nan if step >= 7 else 1.0)
+    with pytest.raises(NotFinite, match="the loss became nan at or before step 8"):
+        course.run()
     assert [event for event in course.events if "save" in event] == [("save", 4)]
+
+
+def test_a_state_is_checked_before_it_is_logged_or_saved_and_once():
+    course, checked = Course10(), []
+    course.check = lambda done, batch, outcome: checked.append((done, batch, len(course.events)))
+    events = course.run().events
+    assert [done for done, _, _ in checked] == [3, 4, 6, 8, 9, 10]
+    assert all(batch == done - 1 for done, batch, _ in checked)
+    assert all(all(moment >= done for _, moment in events[count:]) for done, _, count in checked)
 
 
 def test_a_request_to_stop_is_answered_with_a_checkpoint():

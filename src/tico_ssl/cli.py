@@ -44,12 +44,20 @@ def pretrain(
     out: Annotated[str | None, typer.Option(help="Run folder; by default runs/ and the recipe's name.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run if it exists, else start it.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run if it exists.")] = False,
+    find_batch: Annotated[
+        bool, typer.Option("--find-batch", help="Find the largest batch that fits on the GPU, and train nothing.")
+    ] = False,
 ) -> None:
     """Pretrain a backbone. Without arguments: recipe `demo` on synthetic textures, minutes on a CPU."""
     from tico_ssl.runtime.progress import is_main, say
+    from tico_ssl.training.start import find_batch as find
     from tico_ssl.training.start import pretrain as train
 
     recipe, changes = _split(words or [])
+    if find_batch:
+        for line in find(recipe or "demo", data, changes):
+            say(line)
+        return
     try:
         run = train(recipe or "demo", data, out, changes, resume, overwrite)
     except KeyboardInterrupt as stop:
@@ -61,6 +69,18 @@ def pretrain(
     say(f"backbone   {run.backbone_file}")
     labelled = any("knn" in key for line in run.metrics() for key in line)
     say(f"next       tico evaluate {run.folder} {'knn linear rankme' if labelled else 'rankme'}")
+
+
+@app.command()
+def replay(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder whose training stopped at NaN.")],
+) -> None:
+    """Carry out again the step at which a training became NaN. Says where it began, why, and what to try."""
+    from tico_ssl.runtime.progress import say
+    from tico_ssl.training.start import replay as explain
+
+    for line in explain(run):
+        say(line)
 
 
 @app.command()
@@ -399,7 +419,8 @@ def _changes(words: Iterable[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run a command; what a user can put right is one line on stderr and exit code 2."""
+    """Run a command; what a user can put right is one line on stderr and exit code 2, or 3 for a training that became
+    NaN."""
     try:
         try:
             app()
@@ -413,7 +434,7 @@ def main() -> None:
             raise
         sys.stderr.write(f"error: {line}\n")
         _silence()
-        sys.exit(2)
+        sys.exit(getattr(error, "exit_code", UserError.exit_code))
 
 
 def _silence() -> None:

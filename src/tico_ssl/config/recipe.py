@@ -45,8 +45,11 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _parts(self) -> "Recipe":
-        if self.training.batch_size % self.training.parts:
-            raise ValueError(f"training.parts {self.training.parts} does not divide {self.training.batch_size} images")
+        batch, parts = self.training.batch_size, self.training.parts
+        if batch % parts:
+            raise ValueError(f"training.parts {parts} does not divide {batch} images")
+        if batch == parts:
+            raise ValueError(f"training.parts {parts} leaves 1 image per part, BatchNorm needs 2: at most {batch // 2}")
         return self
 
     @model_validator(mode="after")

@@ -68,11 +68,11 @@ class OptimizerConfig(Section):
 
     name: Literal["lars", "sgd", "adamw"] = "lars"
     """LARS (for large batches), SGD or AdamW."""
-    lr: Annotated[float, Field(gt=0)] = 0.2
+    lr: Annotated[float, Field(gt=0, le=1e30)] = 0.2
     """Base learning rate for a batch of 256; the peak rate is lr * batch_size / 256, unless scale_lr is off."""
     scale_lr: bool = True
     """Scale the learning rate linearly with the global batch size."""
-    warmup_epochs: Annotated[float, Field(ge=0)] = 10.0
+    warmup_epochs: Annotated[float, Field(ge=0, le=1e9)] = 10.0
     """Epochs of linear warm-up."""
     start_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Initial learning rate of the warm-up, as a fraction of the peak."""
@@ -85,7 +85,7 @@ class OptimizerConfig(Section):
     that a run of another length has the same shape. Empty: a constant rate."""
     decay: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """schedule=steps: factor of each fall."""
-    weight_decay: Annotated[float, Field(ge=0)] = 1.5e-6
+    weight_decay: Annotated[float, Field(ge=0, le=1e30)] = 1.5e-6
     """Applied to weights with two or more dimensions."""
     decay_all: bool = False
     """Weight decay of biases and normalisation parameters too."""
@@ -104,7 +104,7 @@ class OptimizerConfig(Section):
     """SGD: Nesterov momentum."""
     betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.999)
     """AdamW: decay rates of the first and second moments."""
-    one_dimensional_lr_ratio: Annotated[float, Field(gt=0)] = 1.0
+    one_dimensional_lr_ratio: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """Learning rate factor of biases and normalisation parameters (Barlow Twins: 0.024). Lower it if they diverge."""
 
     @model_validator(mode="after")
@@ -125,7 +125,7 @@ Execution = Literal["auto", "eager", "compiled", "captured", "compiled and captu
 class TrainingConfig(Section):
     """Length, batch size, execution and logging."""
 
-    epochs: Annotated[int, Field(ge=1)] = 100
+    epochs: Annotated[int, Field(ge=1, le=10**9)] = 100
     """Passes over the training images."""
     batch_size: Annotated[int, Field(ge=2)] = 256
     """Global batch size: images per step over all processes."""

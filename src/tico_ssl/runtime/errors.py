@@ -19,11 +19,18 @@ REMEDIES = {
 }
 # What libraries raise instead of an OSError when a file cannot be written: torch.save, safetensors.
 WRITER_WORDS = re.compile(r"inline_container|PytorchStreamWriter|Parent directory .* does not exist|\(os error \d+\)")
-MEMORY_WORDS = re.compile(r"can't allocate memory|out of memory", re.IGNORECASE)
+# What libraries say of memory that cannot be had, and of sizes that are beyond all memory.
+MEMORY_WORDS = re.compile(
+    r"can't allocate memory|out of memory|unable to allocate|ALLOC_FAILED|size calculation overflowed|"
+    r"multiplication overflow|overflow when unpacking|int too large to convert|array is too big|dimension exceeded",
+    re.IGNORECASE,
+)
 
 
 class UserError(ValueError):
-    """A mistake that the user can correct. The command line prints it as one line and exits with code 2."""
+    """A mistake that the user can correct. The command line prints it as one line and exits with its code."""
+
+    exit_code = 2
 
 
 class Interrupted(KeyboardInterrupt):
@@ -69,7 +76,7 @@ def shortage(error: BaseException) -> str | None:
     """Which memory is exhausted, in a few words; None for an error of another kind."""
     if isinstance(error, MemoryError):
         return "out of memory"
-    if not isinstance(error, RuntimeError) or not MEMORY_WORDS.search(str(error)):
+    if isinstance(error, UserError) or not MEMORY_WORDS.search(str(error)):
         return None
     on_gpu = "CUDA" in str(error) or type(error).__name__ == "OutOfMemoryError"
     return "out of GPU memory" if on_gpu else "out of memory"
@@ -80,7 +87,7 @@ def memory_advice(advice: str) -> Iterator[None]:
     """An exhausted memory as a UserError that says what to change."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, TypeError, ValueError, OverflowError) as error:
         if (which := shortage(error)) is None:
             raise
         raise UserError(f"{which}: {advice}") from error

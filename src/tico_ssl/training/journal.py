@@ -9,9 +9,10 @@ import torch
 
 from tico_ssl.methods._base import StepOutput
 from tico_ssl.runtime import distributed
-from tico_ssl.runtime.errors import UserError, refusal
+from tico_ssl.runtime.errors import refusal
 from tico_ssl.runtime.json_lines import append_json_line, read_json_lines, write_json_lines
 from tico_ssl.runtime.progress import say
+from tico_ssl.training.stop import NotFinite
 
 
 class Journal:
@@ -71,4 +72,4 @@ def check_finite(loss: float, step: int, advice: str, name: str = "") -> None:
     """Stop a training whose loss is not finite, with advice."""
     if not math.isfinite(loss):
         who = f"{name}: " if name else ""
-        raise UserError(f"{who}the loss became {loss} at or before step {step}: {advice}")
+        raise NotFinite(f"{who}the loss became {loss} at or before step {step}: {advice}")

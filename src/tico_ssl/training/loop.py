@@ -20,6 +20,7 @@ from tico_ssl.runtime.randomness import derived_seed
 from tico_ssl.training.checkpoint import StopRequest
 from tico_ssl.training.clock import Clock
 from tico_ssl.training.display import Display
+from tico_ssl.training.journal import check_finite
 from tico_ssl.training.step import Outcome
 
 B = TypeVar("B")
@@ -41,8 +42,8 @@ def _nothing(done: int) -> None:
     """The default hook."""
 
 
-def _finite(outcome: Outcome) -> bool:
-    return bool(outcome.output.loss.isfinite())
+def _finite_loss(done: int, batch: object, outcome: Outcome) -> None:
+    check_finite(float(outcome.output.loss), done, "lower the learning rate")
 
 
 def _say(done: int, reasons: dict[str, str]) -> None:
@@ -65,8 +66,8 @@ class Hooks(Generic[B]):
     """Write a checkpoint; called in the main process only."""
     between: Callable[[int], None] = _nothing
     """Work other than training: kNN, evaluation. Its time, and that of checkpoints, is excluded from the throughput."""
-    sound: Callable[[Outcome], bool] = _finite
-    """Whether a checkpoint is due after a step."""
+    check: Callable[[int, B, Outcome], None] = _finite_loss
+    """Raise an error if a step has left what must be neither logged nor saved; in every process."""
     tell: Callable[[int, dict[str, str]], None] = _say
     """Report what fell back to a slower path, with reasons; once each."""
 
@@ -76,20 +77,24 @@ def train(course: Course, batches: Generator[B], hooks: Hooks[B], clock: Clock, 
     told: set[str] = set()
     with closing(batches), display, StopRequest() as stop:
         for step, batch in enumerate(batches, course.start):
-            torch.manual_seed(derived_seed(course.seed, "network", step, distributed.rank()))
+            seed_network(course.seed, step)
             outcome = hooks.make_step(step, batch)
             done = step + 1
             display.advance(done)
             if new := {what: why for what, why in fallbacks.drain().items() if what not in told}:
                 told.update(new)
                 hooks.tell(done, new)
-            if hooks.log_due(done):
+            at_log_step = hooks.log_due(done)
+            if at_log_step:
+                hooks.check(done, batch, outcome)
                 hooks.log(done, outcome)
             with clock.pause():
                 hooks.between(done)
                 stopping = stop.agreed(done - course.start) and done < course.steps
                 if hooks.save_due(done) or stopping:  # last, so that a checkpoint is never ahead of the metrics
-                    refused = _refused(hooks, done, outcome)
+                    if not at_log_step:
+                        hooks.check(done, batch, outcome)
+                    refused = _refused(hooks, done)
                     if refused is None:
                         clock.saved()
                     elif stopping or done == course.steps:
@@ -104,11 +109,11 @@ def train(course: Course, batches: Generator[B], hooks: Hooks[B], clock: Clock, 
                 raise Interrupted(f"{who}stopped after step {done} of {course.steps}{course.go_on}", stop.number)
 
 
-def _refused(hooks: Hooks[B], done: int, outcome: Outcome) -> str | None:
+def _refused(hooks: Hooks[B], done: int) -> str | None:
     """Write a checkpoint. Returns why it cannot be written, if so, in every process: a full disk may have room again
     when the next one is due, and what was saved before is still there."""
     reason = None
-    if distributed.is_main() and hooks.sound(outcome):
+    if distributed.is_main():
         try:
             hooks.save(done)
         except Exception as error:
@@ -116,6 +121,11 @@ def _refused(hooks: Hooks[B], done: int, outcome: Outcome) -> str | None:
                 raise
     main: str | None = distributed.everyone(reason)[0]
     return main
+
+
+def seed_network(seed: int, step: int) -> None:
+    """Make the random numbers that a network draws in a step a function of seed and step."""
+    torch.manual_seed(derived_seed(seed, "network", step, distributed.rank()))
 
 
 def parallel(module: nn.Module) -> nn.Module:

@@ -1,6 +1,5 @@
 """Metrics, progress and collapse warnings during pretraining."""
 
-import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,15 +22,11 @@ from tico_ssl.training.checkpoint import Position
 from tico_ssl.training.clock import Clock
 from tico_ssl.training.display import Display
 from tico_ssl.training.events import Events
-from tico_ssl.training.journal import Journal, check_finite, mean_values
+from tico_ssl.training.journal import Journal, mean_values
 
 RANK_IMAGES = 256  # of the global batch, for RankMe and uniformity at log steps: some milliseconds
 FEWEST_DIMENSIONS = 10  # with fewer, a rank says nothing about collapse
 SPECTRUM_RANKS = 128  # eigenvalues kept per epoch: the first ones, then ever sparser
-ADVICE = (
-    "lower optimizer.lr, lengthen optimizer.warmup_epochs or set training.clip_gradient; "
-    "the last checkpoint is from before"
-)
 
 
 class Monitor:
@@ -61,8 +56,7 @@ class Monitor:
     def log(
         self, step: int, epoch: float, values: dict[str, float], method: Method, after_warmup: bool, waited: float
     ) -> None:
-        """Record and show the values of a log step, and check them. `waited`: seconds spent waiting for images."""
-        check_finite(values["loss"], step, ADVICE)
+        """Record and show the values of a log step. `waited`: seconds spent waiting for images."""
         steps, spent = self.clock.lap(step)
         clock = {
             "images_per_second": steps * self.batch_size / spent,
@@ -136,8 +130,6 @@ def note(folder: Path, text: str, silent: bool = False) -> None:
 def measure(output: StepOutput, method: Method, extra: Mapping[str, float | Tensor]) -> dict[str, float]:
     """The values of a log step over the global batch. The only place in the loop that synchronises with the device."""
     values, embedding = mean_values(output), output.embedding
-    if not math.isfinite(values["loss"]):
-        return values  # the monitor stops the run; eigvalsh would raise on NaN
     if embedding is not None:
         values |= {name: float(value) for name, value in (spread(embedding) | occupied(embedding)).items()}
     return values | {name: float(value) for name, value in {**method.diagnostics(), **extra}.items()}

@@ -31,12 +31,15 @@ from tico_ssl.runtime.files import sync
 from tico_ssl.runtime.progress import say
 from tico_ssl.runtime.randomness import derived_seed
 from tico_ssl.training import loop
+from tico_ssl.training.batch_file import save_batch
 from tico_ssl.training.checkpoint import Position, restore, save_checkpoint
+from tico_ssl.training.finite import Watch
 from tico_ssl.training.loop import Course, Hooks, parallel
 from tico_ssl.training.monitor import Monitor, measure, note
 from tico_ssl.training.online_knn import OnlineKnn
 from tico_ssl.training.plan import Plan
 from tico_ssl.training.step import Outcome, Step, resolve_execution
+from tico_ssl.training.stop import NotFinite, Stop, batch_file
 from tico_ssl.views.executor import Views, by_kernels
 from tico_ssl.views.table import left_out
 
@@ -59,54 +62,79 @@ def train(recipe: Recipe, run: Run, device: torch.device, overwrite: bool = Fals
 
 
 @dataclass(frozen=True)
-class Setup:
-    """Everything that a recipe defines, on a device, before the first step."""
+class Learner:
+    """What a recipe trains, on a device, before the first step: all but the images."""
 
     recipe: Recipe
     device: torch.device
     precision: torch.dtype
-    source: Source
-    loader: Loader
+    views: Views
     plan: Plan
     method: Method
     optimizer: Optimizer
 
 
-def prepare(recipe: Recipe, device: torch.device) -> Setup:
-    """Open the images, and build the network and its optimiser."""
+@dataclass(frozen=True)
+class Setup(Learner):
+    """Everything that a recipe defines, on a device, before the first step."""
+
+    source: Source
+    loader: Loader
+
+
+def prepare(recipe: Recipe, device: torch.device, source: Source | None = None) -> Setup:
+    """Open the images, unless they are, and build the network and its optimiser."""
     settings, data = recipe.training, recipe.data
     if settings.parts > 1 and distributed.active():
         raise UserError("training.parts needs a single process: several processes split the batch already")
-    source = open_training(data, recipe.backbone.channels, shorter_side(recipe.views, data.image_size))
     bad, workers = BadFiles(), chosen_workers(settings.workers, "training.workers")
-    survey(source, data.most_bad, bad, workers)
-    precision = resolve_precision(settings.precision, device)
-    views = Views(recipe.views, data.image_size, data.mean, data.std, precision)
+    if source is None:
+        source = open_training(data, recipe.backbone.channels, shorter_side(recipe.views, data.image_size))
+        survey(source, data.most_bad, bad, workers)
+    views = build_views(recipe, device)
     loader = Loader(source, views, settings.batch_size, settings.seed, device, workers, bad, data.on_gpu)
-    method = build_method(recipe, device, precision)
-    method.check_data(len(source), source.labels)
-    plan = Plan.of(recipe, loader.steps_per_epoch)
+    learner = build_learner(recipe, device, views, loader.steps_per_epoch)
+    learner.method.check_data(len(source), source.labels)
+    return Setup(**vars(learner), source=source, loader=loader)
+
+
+def build_views(recipe: Recipe, device: torch.device) -> Views:
+    """The views of a recipe."""
+    data, precision = recipe.data, resolve_precision(recipe.training.precision, device)
+    return Views(recipe.views, data.image_size, data.mean, data.std, precision)
+
+
+def build_learner(recipe: Recipe, device: torch.device, views: Views, steps_per_epoch: int) -> Learner:
+    """The network of a recipe with initial weights, its optimiser and its schedule."""
+    precision = resolve_precision(recipe.training.precision, device)
+    method, plan = build_method(recipe, device, precision), Plan.of(recipe, steps_per_epoch)
     optimizer = build_optimizer(method, recipe.optimizer, plan.peak_lr, method.fixed_rate())
-    return Setup(recipe, device, precision, source, loader, plan, method, optimizer)
+    return Learner(recipe, device, precision, views, plan, method, optimizer)
+
+
+def build_step(learner: Learner) -> Step:
+    """The training step of a recipe."""
+    settings = learner.recipe.training
+    return Step(
+        learner.method,
+        parallel(learner.method),
+        learner.optimizer,
+        learner.views,
+        learner.precision,
+        learner.device,
+        settings.clip_gradient,
+        settings.execution,
+        settings.parts,
+    )
 
 
 def _train(setup: Setup, run: Run, begin: Position) -> None:
     """Carry out the remaining steps."""
     settings, plan = setup.recipe.training, setup.plan
-    step = Step(
-        setup.method,
-        parallel(setup.method),
-        setup.optimizer,
-        setup.loader.views,
-        setup.precision,
-        setup.device,
-        settings.clip_gradient,
-        settings.execution,
-        settings.parts,
-    )
+    step, watch = build_step(setup), Watch(setup.method, setup.optimizer, begin.step)
     knn = OnlineKnn.of(setup.recipe, setup.source, setup.device)
     with Monitor(run, plan.steps, settings.batch_size, begin) as monitor:
-        moments = _Moments(setup, run, step, monitor, knn)
+        moments = _Moments(setup, run, step, monitor, knn, watch)
         course = Course(begin.step, plan.steps, settings.seed, go_on="; continue with --resume")
         loop.train(course, moments.batches(begin.step), moments.hooks(), monitor.clock, monitor.display)
         monitor.note(f"trained in {monitor.clock.seconds:,.0f} s")
@@ -121,11 +149,13 @@ class _Moments:
     step: Step
     monitor: Monitor
     knn: OnlineKnn | None
+    watch: Watch
 
     def hooks(self) -> Hooks[RawBatch]:
         return Hooks(
             make_step=self.make_step,
             log_due=self.log_due,
+            check=self.check,
             log=self.log,
             save_due=self.save_due,
             save=self.save,
@@ -153,6 +183,26 @@ class _Moments:
     def log_due(self, done: int) -> bool:
         every = self.setup.recipe.training.log_every_steps
         return done % every == 0 or done % self.setup.plan.steps_per_epoch == 0
+
+    def check(self, done: int, raw: RawBatch, outcome: Outcome) -> None:
+        if not (faults := self.watch.faults(done, outcome.output)):
+            return
+        stop = Stop(
+            noticed=done,
+            finite=self.watch.good,
+            saved=self.watch.saved,
+            steps_per_epoch=self.setup.plan.steps_per_epoch,
+            not_finite=faults,
+        )
+        kept = f"`tico replay {self.run.folder}` shows how"
+        try:
+            if distributed.is_main():
+                stop.write(self.run)
+                save_batch(batch_file(self.run), done - 1, raw, self.setup.views)
+        except OSError as error:  # a full disk must not hide why training stops
+            kept = f"its batch could not be saved ({error})"
+        distributed.barrier()
+        raise NotFinite(f"{stop.sentence()}; {kept}")
 
     def log(self, done: int, outcome: Outcome) -> None:
         setup, plan = self.setup, self.setup.plan
@@ -195,6 +245,7 @@ class _Moments:
                 sync(file)
         save_backbone(setup.method.backbone, self.run.backbone_file)
         save_checkpoint(self.run.checkpoint_file, done, setup.method, setup.optimizer, seconds, keep)
+        self.watch.saved = done
 
 
 def build_method(recipe: Recipe, device: torch.device, precision: torch.dtype, fused: bool = True) -> Method:

@@ -154,7 +154,7 @@ class _Moments:
             log=self.log,
             save_due=self.save_due,
             save=self.save,
-            sound=_learns,
+            check=self.check,
         )
 
     def make_step(self, step: int, raw: RawBatch) -> Outcome:
@@ -163,11 +163,12 @@ class _Moments:
     def epoch_ended(self, done: int) -> bool:
         return done % self.steps_per_epoch == 0
 
+    def check(self, done: int, raw: RawBatch, outcome: Outcome) -> None:
+        """One head that diverges at a high learning rate is a finding, all are an error."""
+        check_finite(_lowest_loss(outcome), done, "lower the learning rate", self.job.name)
+
     def log(self, done: int, outcome: Outcome) -> None:
-        """The lowest loss of all heads: one that diverges at a high learning rate is a finding, all are an error."""
-        losses: list[float] = outcome.output.terms["losses"].tolist()
-        loss = min(losses, key=lambda value: value if math.isfinite(value) else math.inf)
-        check_finite(loss, done, "lower the learning rate", self.job.name)
+        loss = _lowest_loss(outcome)
         self.display.status(f"loss {loss:.3f}")
         if self.display.line_due(done):
             say(f"{self.job.name}  epoch {done // self.steps_per_epoch}/{self.epochs}  loss {loss:.3f}")
@@ -182,9 +183,10 @@ class _Moments:
             save_checkpoint(self.job.checkpoint_file, done, self.classifier.learning, self.optimizer, seconds)
 
 
-def _learns(outcome: Outcome) -> bool:
-    """Whether any head has a finite loss."""
-    return bool(outcome.output.terms["losses"].isfinite().any())
+def _lowest_loss(outcome: Outcome) -> float:
+    """The lowest finite loss of all heads; another if none is finite."""
+    losses: list[float] = outcome.output.terms["losses"].tolist()
+    return min(losses, key=lambda value: value if math.isfinite(value) else math.inf)
 
 
 def make_optimizer(

@@ -30,9 +30,11 @@ from tico_ssl.training import loop
 from tico_ssl.training.checkpoint import Position, restore, save_checkpoint
 from tico_ssl.training.clock import Clock
 from tico_ssl.training.display import Display
-from tico_ssl.training.journal import Journal, check_finite, mean_values
+from tico_ssl.training.finite import Watch
+from tico_ssl.training.journal import Journal, mean_values
 from tico_ssl.training.loop import Course, Hooks, parallel
 from tico_ssl.training.step import Outcome
+from tico_ssl.training.stop import NotFinite, listed
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class _Moments:
         self.settings, self.steps = job.settings, job.settings.iterations
         self.clock, self.display = Clock(*begin), Display(job.name, self.steps, begin.step)
         self.journal = Journal(job.metrics_file, begin.step)
+        self.watch = Watch(detector, optimizer, begin.step)
         self.scores = Numbers()
         for line in self.journal.kept:
             self.scores = {name: value for name, value in line.items() if "_ap" in name} or self.scores
@@ -98,6 +101,7 @@ class _Moments:
         return Hooks(
             make_step=partial(self.make_step, model),
             log_due=self.log_due,
+            check=self.check,
             log=self.log,
             save_due=self.save_due,
             save=self.save,
@@ -111,9 +115,13 @@ class _Moments:
     def log_due(self, done: int) -> bool:
         return done % self.settings.log_every == 0 or done == self.steps
 
+    def check(self, done: int, batch: Batch, outcome: Outcome) -> None:
+        if faults := self.watch.faults(done, outcome.output):
+            what = f"after iteration {done} not finite: {listed(faults)}"
+            raise NotFinite(f"{self.job.name}: {what}; lower lr or lengthen warmup_iterations")
+
     def log(self, done: int, outcome: Outcome) -> None:
         values = mean_values(outcome.output)
-        check_finite(values["loss"], done, "lower lr or lengthen warmup_iterations", self.job.name)
         steps, spent = self.clock.lap(done)
         speed = steps * self.settings.batch_size / spent
         clock = {"lr": self.settings.lr_at(done - 1), "images_per_second": speed, "seconds": self.clock.seconds}
