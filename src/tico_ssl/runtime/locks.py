@@ -32,7 +32,8 @@ def locks_exist() -> bool:
 @contextmanager
 def alone_in(folder: Path, refusal: str) -> Iterator[None]:
     """Within, no other process and no other caller of this function is in the folder, which is created if needed. If
-    there is one already, the refusal is raised, with the process that it is."""
+    there is one already, the refusal is raised, with the process that it is. A folder in which nothing was written is
+    removed again."""
     folder.mkdir(parents=True, exist_ok=True)
     if not locks_exist():
         yield
@@ -47,10 +48,21 @@ def alone_in(folder: Path, refusal: str) -> Iterator[None]:
                 file.seek(0)
                 raise InUse(f"{refusal} ({file.read(200).decode(errors='replace').strip() or 'another process'})")
             _label(file, f"process {os.getpid()} on {socket.gethostname()}\n")
-            yield
-            _label(file, "")
+            try:
+                yield
+            finally:
+                _label(file, "")
+                _remove_if_empty(folder)
     finally:
         _held.discard(place)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Leave no folder that has nothing but the lock. Whoever takes the lock meanwhile keeps the folder."""
+    with contextlib.suppress(OSError):
+        if [item.name for item in folder.iterdir()] == [LOCK]:
+            (folder / LOCK).unlink()
+            folder.rmdir()
 
 
 def _locked(file: IO[bytes]) -> bool:
