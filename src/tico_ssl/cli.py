@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.printing import printable, printable_lines
 
 app = typer.Typer(
     help="Self-supervised pretraining of vision backbones with TiCo, from a folder of images to an evaluated model.",
@@ -211,7 +212,7 @@ def compare(
     if out is not None:
         say(f"wrote      {out}")
     elif format is not None:
-        typer.echo(text, nl=False)
+        typer.echo(printable_lines(text), nl=False)
     else:
         show(comparison)
 
@@ -273,7 +274,7 @@ def describe(
     """Print a recipe or a study, every field with its meaning. The output is itself a recipe."""
     from tico_ssl.listing import describe as in_words
 
-    typer.echo(in_words(recipe, _changes(overrides or [])))
+    typer.echo(printable_lines(in_words(recipe, _changes(overrides or []))))
 
 
 @data_app.command()
@@ -323,7 +324,6 @@ def pack(
 ) -> None:
     """Pack images into one memory-mapped file for --data. Resumes after an interruption."""
     from tico_ssl.config.sections import DataConfig
-    from tico_ssl.data.names import printable
     from tico_ssl.data.sources import open_training
     from tico_ssl.pipeline.packing import pack as write
     from tico_ssl.runtime.progress import say
@@ -398,5 +398,5 @@ def main() -> None:
     except BrokenPipeError:  # `tico list | head`
         sys.stderr.close()
     except OSError as error:  # a full disk, a folder without write permission
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {printable(str(error))}\n")
         sys.exit(2)

@@ -13,8 +13,8 @@ from PIL import Image
 
 from tico_ssl.data.bad_files import in_order
 from tico_ssl.data.decoding import BadImage, decode
-from tico_ssl.data.names import printable
 from tico_ssl.data.source import Source
+from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.progress import track
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 from torch import Tensor
 
 from tico_ssl.data.decoding import Reading
-from tico_ssl.data.names import Names, printable
+from tico_ssl.data.names import Names
 from tico_ssl.data.source import Source, file_identity
+from tico_ssl.runtime.printing import printable
 
 
 def files_source(

@@ -28,9 +28,9 @@ import torch
 
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.decoding import Reading
-from tico_ssl.data.names import printable
 from tico_ssl.data.source import Source, Split, file_identity
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.progress import track
 
 SUFFIX = ".tico"
