@@ -3,14 +3,18 @@
 import copy
 import json
 from pathlib import Path
+from typing import Annotated
 
+import torch
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tico_ssl.config.sections import BackboneConfig
+from tico_ssl.config.section import Section, validate
+from tico_ssl.config.sections import BackboneConfig, Values
 from tico_ssl.networks import weight_standardisation
-from tico_ssl.networks.backbones import Backbone, build_backbone
+from tico_ssl.networks.backbones import Backbone, build_backbone, build_network
 from tico_ssl.results.run_folder import backbone_file
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import written_atomically
@@ -48,11 +52,30 @@ def load_backbone(source: str | Path) -> Backbone:
         raise UserError(f"{path}: damaged or not a safetensors file ({error})") from error
     if "tico_ssl" not in metadata:
         raise UserError(f"{path}: has no metadata about its architecture; it was not written by tico")
-    description = json.loads(metadata["tico_ssl"])
-    config = BackboneConfig.model_validate(description["config"])
-    backbone = build_backbone(config, description["image_size"], description["mean"], description["std"])
     try:
-        backbone.network.load_state_dict(state)
-    except RuntimeError as error:
-        raise UserError(f"{path}: its weights do not match its own metadata, '{config.name}'") from error
+        description = json.loads(metadata["tico_ssl"])
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: damaged, its metadata cannot be read") from error
+    about = validate(Description, description, f"{path}: metadata")
+    _require_match(path, about, state)
+    backbone = build_backbone(about.config, about.image_size, about.mean, about.std)
+    backbone.network.load_state_dict(state)
     return backbone.eval()
+
+
+class Description(Section):
+    """How to rebuild a network: the metadata of its file, which may come from anyone."""
+
+    config: BackboneConfig
+    image_size: Annotated[int, Field(ge=1, le=4096)]
+    mean: Values
+    std: Values
+
+
+def _require_match(path: Path, about: Description, state: dict[str, Tensor]) -> None:
+    """Compare the file's tensors with those of the network that it describes, before memory is taken for that."""
+    with torch.device("meta"):
+        wanted = build_network(about.config, about.image_size).state_dict()
+    same = wanted.keys() == state.keys() and all(wanted[name].shape == value.shape for name, value in state.items())
+    if not same or len(about.mean) != about.config.channels or len(about.std) != about.config.channels:
+        raise UserError(f"{path}: its weights do not match its own metadata, '{about.config.name}'")
