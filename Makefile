@@ -16,7 +16,7 @@ test: lint
 	$(BIN)/python -m pytest
 
 test-faults: .venv/.installed-dev
-	TICO_FAULTS=$${TICO_FAULTS:-100} $(BIN)/python -m pytest -m faults -s
+	TICO_FAULTS=$${TICO_FAULTS:-20} $(BIN)/python -m pytest -m faults -s
 
 audit: .venv/.installed-dev
 	$(BIN)/pip install --quiet pip-audit

@@ -20,7 +20,12 @@ MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # magic bytes o
 UNLABELLED = -1
 # Largest files with a label, in bytes: a number, or the description of an image.
 LABEL_BYTES = {"cls": 1 << 10, "json": 1 << 20}
-LONGEST_NAME = 1 << 16  # bytes of a header that only holds the name, or other properties, of the next file
+# Files that hold the name or other properties of the next one, and the most bytes that those take
+EXTENSIONS = (
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+)
+LONGEST_NAME = 1 << 16
 
 
 class Index(NamedTuple):
@@ -129,8 +134,7 @@ class BoundedHeader(tarfile.TarInfo):
     read into memory whatever its size."""
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
-        is_file = self.isreg() or self.type not in tarfile.SUPPORTED_TYPES
-        if not is_file and self.size > LONGEST_NAME:
+        if self.type in EXTENSIONS and self.size > LONGEST_NAME:
             raise tarfile.ReadError(f"a header of {self.size:,} bytes")
         found: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
         return found

@@ -105,9 +105,7 @@ def readable_folder(folder: Path) -> Iterator[Entries]:
         with os.scandir(folder) as entries:
             yield entries
     except PermissionError as error:
-        raise UserError(
-            f"{folder}: this folder cannot be read ({error.strerror}): allow it, or move it away"
-        ) from error
+        raise UserError(f"{folder}: cannot be read ({error.strerror}): make it readable, or move it away") from error
 
 
 def is_hidden(name: str) -> bool:
