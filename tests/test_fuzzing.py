@@ -5,6 +5,7 @@
 
 import functools
 import io
+import json
 import os
 import resource
 import shutil
@@ -14,6 +15,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -29,7 +31,7 @@ from tico_ssl.config.sections import DataConfig
 from tico_ssl.config.study import expand, load_study, packaged_studies
 from tico_ssl.data.arrays import from_arrays
 from tico_ssl.data.decoding import BadImage, decode
-from tico_ssl.data.formats.packed import verify_packed
+from tico_ssl.data.formats.packed import MAGIC, PAGE, PREAMBLE, VERSION, first_page, verify_packed
 from tico_ssl.data.given import require_data
 from tico_ssl.data.sources import open_source
 from tico_ssl.listing import described
@@ -38,6 +40,7 @@ from tico_ssl.networks.storage import save_backbone
 from tico_ssl.pipeline.packing import pack
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.printing import printable
+from tico_ssl.training.checkpoint import restore, save_checkpoint
 
 pytestmark = pytest.mark.faults
 
@@ -171,7 +174,7 @@ def keys() -> list[str]:
     return [*values, *inner, *views, "base", "method", "", ".", "views.", "..", "method.name.x"]
 
 
-@fuzz(100, content=st.data())
+@fuzz(80, content=st.data())
 def test_recipes(tmp_path_factory, content):
     folder = tmp_path_factory.getbasetemp()
     if content.draw(st.booleans()):
@@ -199,12 +202,12 @@ def test_recipes(tmp_path_factory, content):
     clear("recipes", read)
 
 
-@fuzz(80, key=st.sampled_from(keys()) | st.text(max_size=20), value=NASTY | st.text(max_size=30))
+@fuzz(60, key=st.sampled_from(keys()) | st.text(max_size=20), value=NASTY | st.text(max_size=30))
 def test_overrides(key, value):
     clear("overrides", lambda: load_recipe("demo", dict([parse_override(f"{key}={value}")])))
 
 
-@fuzz(40, content=st.data())
+@fuzz(30, content=st.data())
 def test_studies(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "study.yaml"
     name = content.draw(st.sampled_from(packaged_studies()))
@@ -288,7 +291,7 @@ def arrays() -> list[tuple[str, bytes]]:
     return [*found, ("x.npy", stream.getvalue())]
 
 
-@fuzz(60, content=st.data())
+@fuzz(50, content=st.data())
 def test_arrays(tmp_path_factory, content):
     name, whole = content.draw(st.sampled_from(arrays()))
     place = written(tmp_path_factory.getbasetemp() / "arrays", name, content.draw(damaged(whole)))
@@ -307,7 +310,7 @@ def shard() -> bytes:
     return stream.getvalue()
 
 
-@fuzz(60, content=st.deferred(lambda: damaged(shard())))
+@fuzz(50, content=st.deferred(lambda: damaged(shard())))
 def test_shards(tmp_path_factory, content):
     place = written(tmp_path_factory.getbasetemp() / "shards", "x.tar", content)
     clear("tar files", lambda: use(place))
@@ -339,7 +342,7 @@ def packed(tmp_path_factory, images):
     return [path.read_bytes() for path in folder.iterdir()]
 
 
-@fuzz(60, content=st.data())
+@fuzz(40, content=st.data())
 def test_packed_files(tmp_path_factory, packed, content):
     whole = content.draw(st.sampled_from(packed))
     place = written(tmp_path_factory.getbasetemp() / "packed-files", "x.tico", content.draw(damaged(whole)))
@@ -347,6 +350,28 @@ def test_packed_files(tmp_path_factory, packed, content):
     if place.read_bytes() != whole:
         with pytest.raises(UserError):
             verify_packed(place)
+
+
+NUMBERS = st.sampled_from([-1, 0, 1, 2, 6, 12, 4096, 4095, 2**31, 2**63, 10**30]) | st.integers() | SCALARS
+
+
+@fuzz(30, content=st.data())
+def test_headers_of_packed_files(tmp_path_factory, packed, content):
+    """Headers with other values whose checksums are right."""
+    whole = content.draw(st.sampled_from(packed))
+    _, _, _, offset, size, _ = PREAMBLE.unpack_from(whole)
+    header = json.loads(whole[offset : offset + size])
+    for key in content.draw(st.lists(st.sampled_from([*header, *header["sections"]]), min_size=1, max_size=3)):
+        if key in header["sections"]:
+            header["sections"][key] = content.draw(st.lists(NUMBERS, min_size=3, max_size=3) | VALUES)
+        else:
+            header[key] = content.draw(NUMBERS | VALUES)
+        if not isinstance(header["sections"], dict):
+            break
+    text = json.dumps(header).encode()
+    page = first_page(PREAMBLE.pack(MAGIC, VERSION, crc32(text), offset, len(text), offset + len(text)))
+    place = written(tmp_path_factory.getbasetemp() / "packed-files", "x.tico", page + whole[PAGE:offset] + text)
+    clear("packed files", lambda: use(place))
 
 
 # --------------------------------------------------------------------------------------------------- checkpoints
@@ -359,12 +384,42 @@ def backbone(tmp_path_factory):
     return path.read_bytes()
 
 
-@fuzz(60, content=st.data())
+@fuzz(30, content=st.data())
 def test_backbones(tmp_path_factory, backbone, content):
     start = content.draw(st.sampled_from([len(backbone), 3_000, 600]))  # the description is at the beginning
     changed = content.draw(damaged(backbone[:start])) + backbone[start:]
     place = written(tmp_path_factory.getbasetemp() / "backbones", "x.safetensors", changed)
     clear("backbones", lambda: load_backbone(place))
+
+
+@fuzz(20, content=st.data())
+def test_descriptions_of_backbones(tmp_path_factory, backbone, content):
+    """Metadata with other values."""
+    size = int.from_bytes(backbone[:8], "little")
+    header = json.loads(backbone[8 : 8 + size])
+    about = json.loads(header["__metadata__"]["tico_ssl"])
+    for key in content.draw(st.lists(st.sampled_from([*about, *about["config"]]), min_size=1, max_size=2, unique=True)):
+        part = about["config"] if key in about["config"] else about
+        part[key] = content.draw(NUMBERS | VALUES)
+        if part is about:
+            break
+    header["__metadata__"]["tico_ssl"] = json.dumps(about)
+    text = json.dumps(header).encode()
+    changed = len(text).to_bytes(8, "little") + text + backbone[8 + size :]
+    place = written(tmp_path_factory.getbasetemp() / "backbones", "x.safetensors", changed)
+    clear("backbones", lambda: load_backbone(place))
+
+
+@fuzz(20, content=st.data())
+def test_checkpoints(tmp_path_factory, content):
+    method = torch.nn.Linear(3, 4)
+    optimizer = torch.optim.SGD(method.parameters(), 0.1)
+    folder = tmp_path_factory.getbasetemp() / "checkpoints"
+    place = written(folder, "last.pt", b"")
+    save_checkpoint(place, 3, method, optimizer, 1.0)
+    whole = place.read_bytes()
+    written(folder, "last.pt", content.draw(damaged(whole)))
+    clear("checkpoints", lambda: restore(place, method, optimizer, torch.device("cpu")))
 
 
 @fuzz(20, content=st.data())

@@ -281,7 +281,7 @@ def describe(
 def check(
     source: SourceArgument,
     channels: Annotated[int, typer.Option(help="Channels of the network's input.")] = 3,
-    workers: Annotated[int, typer.Option(help="Number of threads.")] = 4,
+    workers: Annotated[int, typer.Option(help="Number of threads.", min=1, max=256)] = 4,
     out: Annotated[
         str | None, typer.Option(help="JSON lines file for all bad files; by default 20 are printed.")
     ] = None,
@@ -320,7 +320,7 @@ def pack(
         bool, typer.Option("--jpeg", help="Store whole images as JPEG instead of raw central squares.")
     ] = False,
     channels: Annotated[int, typer.Option(help="Number of image channels.")] = 3,
-    workers: Annotated[int, typer.Option(help="Number of threads.")] = 4,
+    workers: Annotated[int, typer.Option(help="Number of threads.", min=1, max=256)] = 4,
 ) -> None:
     """Pack images into one memory-mapped file for --data. Resumes after an interruption."""
     from tico_ssl.config.sections import DataConfig
