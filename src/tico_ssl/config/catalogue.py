@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -98,9 +99,13 @@ def _module_name(kind: str, name: str) -> str:
 @functools.cache
 def _announce(kind: str, module_name: str) -> None:
     """Say once, before it happens, that a name brings in code from elsewhere: whoever wrote the recipe chose it."""
-    if module_name.partition(".")[0] != "tico_ssl" and module_name not in sys.modules and is_main():
-        what = f"{KINDS[kind][0]} '{printable(module_name)}'"
-        sys.stderr.write(f"note: {what} is code from outside this package, and runs now\n")
+    root = module_name.partition(".")[0]
+    if root == "tico_ssl" or module_name in sys.modules or not is_main():
+        return
+    with suppress(ValueError, ImportError):  # not the name of a module
+        if importlib.util.find_spec(root) is not None:  # which imports nothing
+            what = f"{KINDS[kind][0]} '{printable(module_name)}'"
+            sys.stderr.write(f"note: {what} is code from outside this package, and runs now\n")
 
 
 def _missing(kind: str, name: str, part: str) -> UserError:

@@ -92,7 +92,10 @@ def verify_packed(path: Path, label: str | None = None) -> tuple[int, int]:
     """Verify all checksums of a packed file, which reads all of it. Returns its number of images and bytes."""
     packed = Packed(path)
     for i in track(range(packed.header.count), packed.header.count, label):
-        packed.require_right(i)
+        try:
+            packed.require_right(i)
+        except BadImage as error:
+            raise UserError(f"{path}: damaged (image {i}, {printable(packed.name(i))})") from error
     return packed.header.count, path.stat().st_size
 
 
