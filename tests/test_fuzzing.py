@@ -49,6 +49,7 @@ SECONDS = 10  # for one input, on a busy machine
 MEGABYTES = 1_500  # more than before, at most
 
 tried: Counter[str] = Counter()
+failed: Counter[str] = Counter()
 
 
 def fuzz(examples: int, **inputs):
@@ -70,7 +71,8 @@ def _counts():
     yield
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3
     kinds = ", ".join(f"{count} {kind}" for kind, count in tried.items())
-    print(f"\ninputs tried: {sum(tried.values())} ({kinds}); memory grew by {grown:.0f} MB; failures: 0")
+    found = f"memory grew by {grown:.0f} MB; failures: {sum(failed.values())}"
+    print(f"\ninputs tried: {sum(tried.values())} ({kinds}); {found}")
     assert grown < MEGABYTES
 
 
@@ -81,8 +83,14 @@ def clear(kind: str, work) -> None:
     try:
         work()
     except UserError as error:
-        assert str(error).strip()
-        assert printable(str(error)) == str(error)
+        line = str(error)
+    except BaseException:
+        failed[kind] += 1
+        raise
+    else:
+        line = "right"
+    assert line.strip()
+    assert printable(line) == line
     assert time.monotonic() - started < SECONDS
 
 

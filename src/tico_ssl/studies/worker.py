@@ -15,7 +15,6 @@ from tico_ssl.evaluations._evaluate import evaluate_with
 from tico_ssl.results.run_folder import Run
 from tico_ssl.results.study_state import study_file, unevaluated
 from tico_ssl.runtime.errors import UserError
-from tico_ssl.runtime.printing import printable
 from tico_ssl.studies.cost import epochs_for, read_costs, write_cost
 from tico_ssl.studies.timing import measure
 from tico_ssl.training.checkpoint import Interrupted
@@ -89,7 +88,7 @@ def main() -> None:
     except Interrupted:
         sys.exit(130)
     except (UserError, OSError) as error:
-        sys.stderr.write(f"error: {printable(str(error))}\n")
+        sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
 
 
