@@ -1,7 +1,9 @@
 # make demo   install into .venv, pretrain on synthetic textures, evaluate, report: 3 to 4 minutes on two cores, plus the install
 # make test   lint, type-check and test
-# make lint   lint and type-check only
-.PHONY: demo test lint clean
+# make lint   lint, type-check, and check the licences of what is installed
+# make test-faults   the tests of faults and hostile input at full scale, with counts: kills, flipped bits, inputs
+# make audit  look up known vulnerabilities of what is installed; needs the network
+.PHONY: demo test test-faults lint audit clean
 PYTHON ?= python3
 BIN = .venv/bin
 
@@ -13,10 +15,18 @@ demo: .venv/.installed
 test: lint
 	$(BIN)/python -m pytest
 
+test-faults: .venv/.installed-dev
+	TICO_FAULTS=$${TICO_FAULTS:-20} $(BIN)/python -m pytest -m faults -s
+
+audit: .venv/.installed-dev
+	$(BIN)/pip install --quiet pip-audit
+	$(BIN)/pip-audit --skip-editable
+
 lint: .venv/.installed-dev
 	$(BIN)/ruff check src tests examples benchmarks
 	$(BIN)/ruff format --check src tests examples benchmarks
 	$(BIN)/mypy
+	$(BIN)/python tests/licences.py
 
 # Stamp files: pip runs again only if pyproject.toml or constraints.txt changed.
 .venv/.installed: pyproject.toml constraints.txt

@@ -15,8 +15,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from tico_ssl.cli import app, main
-from tico_ssl.config.recipe import load_recipe, packaged_recipes, parse_yaml
+from tico_ssl.config.recipe import load_recipe, packaged_recipes
 from tico_ssl.config.sections import BackboneConfig
+from tico_ssl.config.yaml_text import parse_yaml
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import load_backbone, save_backbone
 from tico_ssl.results.run_folder import create_run

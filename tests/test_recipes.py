@@ -4,9 +4,10 @@ import pytest
 import torch
 import yaml
 
-from tico_ssl.config.recipe import Recipe, dump_recipe, load_recipe, packaged_recipes, parse_override, parse_yaml
+from tico_ssl.config.recipe import Recipe, dump_recipe, load_recipe, packaged_recipes, parse_override
 from tico_ssl.config.study import packaged_studies
 from tico_ssl.config.views import packaged_policies
+from tico_ssl.config.yaml_text import parse_yaml
 from tico_ssl.listing import described
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.views.executor import Views

@@ -251,10 +251,10 @@ def test_patterns(folder, pattern, seeds):
 
 
 def test_braces():
-    assert expand_braces("a{8..10}") == ["a8", "a9", "a10"]
-    assert expand_braces("a{08..10}b") == ["a08b", "a09b", "a10b"]
-    assert expand_braces("{a,b}{0..1}") == ["a0", "a1", "b0", "b1"]
-    assert expand_braces("{a}{..}") == ["{a}{..}"]
+    assert list(expand_braces("a{8..10}")) == ["a8", "a9", "a10"]
+    assert list(expand_braces("a{08..10}b")) == ["a08b", "a09b", "a10b"]
+    assert list(expand_braces("{a,b}{0..1}")) == ["a0", "a1", "b0", "b1"]
+    assert list(expand_braces("{a}{..}")) == ["{a}{..}"]
 
 
 def test_a_name_with_braces_and_a_home(folder, tmp_path, monkeypatch):

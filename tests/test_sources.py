@@ -253,7 +253,7 @@ def test_many_channels_come_from_arrays_and_tiffs(tmp_path):
 def test_absurd_dimensions_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("tico_ssl.data.decoding.MOST_PIXELS", 100)
     write(tmp_path / "x.png")
-    with pytest.raises(UserError, match=r"x\.png: not a readable image \(\d+ x \d+ pixels\)"):
+    with pytest.raises(UserError, match=r"x\.png: not a readable image \(\d+ x \d+ pixels in \d+ bytes\)"):
         decode(tmp_path / "x.png")
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from tico_ssl.runtime.errors import UserError, one_line
+from tico_ssl.runtime.printing import printable, printable_lines
 
 app = typer.Typer(
     help="Self-supervised pretraining of vision backbones with TiCo, from a folder of images to an evaluated model.",
@@ -236,7 +237,7 @@ def compare(
     if out is not None:
         say(f"wrote      {out}")
     elif format is not None:
-        typer.echo(text, nl=False)
+        typer.echo(printable_lines(text), nl=False)
     else:
         show(comparison)
 
@@ -298,14 +299,14 @@ def describe(
     """Print a recipe or a study, every field with its meaning. The output is itself a recipe."""
     from tico_ssl.listing import describe as in_words
 
-    typer.echo(in_words(recipe, _changes(overrides or [])))
+    typer.echo(printable_lines(in_words(recipe, _changes(overrides or []))))
 
 
 @data_app.command()
 def check(
     source: SourceArgument,
     channels: Annotated[int, typer.Option(help="Channels of the network's input.")] = 3,
-    workers: Annotated[int, typer.Option(help="Number of threads.")] = 4,
+    workers: Annotated[int, typer.Option(help="Number of threads.", min=1, max=256)] = 4,
     out: Annotated[
         str | None, typer.Option(help="JSON lines file for all bad files; by default 20 are printed.")
     ] = None,
@@ -344,11 +345,10 @@ def pack(
         bool, typer.Option("--jpeg", help="Store whole images as JPEG instead of raw central squares.")
     ] = False,
     channels: Annotated[int, typer.Option(help="Number of image channels.")] = 3,
-    workers: Annotated[int, typer.Option(help="Number of threads.")] = 4,
+    workers: Annotated[int, typer.Option(help="Number of threads.", min=1, max=256)] = 4,
 ) -> None:
     """Pack images into one memory-mapped file for --data. Resumes after an interruption."""
     from tico_ssl.config.sections import DataConfig
-    from tico_ssl.data.names import printable
     from tico_ssl.data.sources import open_training
     from tico_ssl.pipeline.packing import pack as write
     from tico_ssl.runtime.progress import say
@@ -432,7 +432,7 @@ def main() -> None:
     except Exception as error:
         if (line := one_line(error)) is None:
             raise
-        sys.stderr.write(f"error: {line}\n")
+        sys.stderr.write(f"error: {printable(line)}\n")
         _silence()
         sys.exit(getattr(error, "exit_code", UserError.exit_code))
 

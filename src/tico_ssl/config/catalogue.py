@@ -14,11 +14,14 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tico_ssl.runtime.errors import UserError, suggestion
+from tico_ssl.runtime.printing import printable
+from tico_ssl.runtime.progress import is_main
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -45,6 +48,7 @@ def require(kind: str, name: str) -> None:
 def load(kind: str, name: str) -> ModuleType:
     """The module behind a name."""
     module_name = _module_name(kind, name)
+    _announce(kind, module_name)
     try:
         module = importlib.import_module(module_name)
     except (ImportError, TypeError, ValueError, SyntaxError) as error:
@@ -64,6 +68,7 @@ def declaration(kind: str, name: str, part: str, default: Any = ...) -> Any:
     """
     module_name = _module_name(kind, name)
     module = sys.modules.get(module_name)
+    _announce(kind, module_name)
     file = None if module else _file(module_name)
     if module is None and file is None:
         module = load(kind, name)  # no Python source found: importing gives the error
@@ -89,6 +94,18 @@ def _module_name(kind: str, name: str) -> str:
     if "." in name:
         return name
     raise UserError(f"no {KINDS[kind][0]} is called '{name}'{suggestion(name, entries(kind))}")
+
+
+@functools.cache
+def _announce(kind: str, module_name: str) -> None:
+    """Say once, before it happens, that a name brings in code from elsewhere: whoever wrote the recipe chose it."""
+    root = module_name.partition(".")[0]
+    if root == "tico_ssl" or module_name in sys.modules or not is_main():
+        return
+    with suppress(ValueError, ImportError):  # not the name of a module
+        if importlib.util.find_spec(root) is not None:  # which imports nothing
+            what = f"{KINDS[kind][0]} '{printable(module_name)}'"
+            sys.stderr.write(f"note: {what} is code from outside this package, and runs now\n")
 
 
 def _missing(kind: str, name: str, part: str) -> UserError:

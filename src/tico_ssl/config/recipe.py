@@ -6,7 +6,6 @@ they were specified. A method other than the base's starts from its own defaults
 """
 
 import functools
-import re
 from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -19,6 +18,7 @@ from tico_ssl.config import catalogue
 from tico_ssl.config.section import MethodConfig, Section, validate
 from tico_ssl.config.sections import BackboneConfig, DataConfig, OptimizerConfig, TrainingConfig
 from tico_ssl.config.views import ViewPolicy, named_policy
+from tico_ssl.config.yaml_text import MOST_BYTES, parse_yaml
 from tico_ssl.runtime.errors import UserError, suggestion
 
 Tell = Callable[[str], object]  # receives notes for the user
@@ -126,28 +126,6 @@ def dump_recipe(recipe: Recipe) -> str:
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, width=120)
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML that reads 1e-3 as a number, as people and YAML 1.2 do."""
-
-
-_Loader.yaml_implicit_resolvers = {  # a copy, to leave the base class unchanged
-    first: list(resolvers) for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    """Parsed YAML; errors are one line."""
-    try:
-        return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f" in line {mark.line + 1}" if mark else ""
-        raise UserError(f"{where}: not valid YAML{place}: {getattr(error, 'problem', error)}") from error
-
-
 def _raw(
     source: str | Path | Mapping[str, Any], notes: list[str], above: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], str]:
@@ -183,7 +161,8 @@ def yaml_text(name: str, kind: str, folder: str, packaged: list[str]) -> tuple[s
         if not path.is_file():
             raise UserError(f"there is no {kind} file {name}")
         try:
-            return path.read_text(encoding="utf-8"), name
+            with path.open("rb") as file:
+                return file.read(MOST_BYTES + 1).decode(), name
         except UnicodeDecodeError as error:
             raise UserError(f"{name}: not UTF-8 text ({error})") from error
     if name not in packaged:
@@ -223,8 +202,8 @@ def _overridden(values: Any, path: list[str], value: Any, key: str) -> Any:
     if head == "views" and rest and isinstance(values, dict) and isinstance(values.get("views"), str):
         values = values | {"views": named_policy(values["views"])}
     if isinstance(values, list):
-        places = range(len(values)) if head == "*" else [int(head)] if head.isdigit() else []
-        if not places or max(places) >= len(values):
+        places = range(len(values)) if head == "*" else [i for i in range(len(values)) if head == str(i)]
+        if not places:
             raise UserError(f"override '{key}': '{head}' must be * or a number from 0 to {len(values) - 1}")
         return [_overridden(item, rest, value, key) if i in places else item for i, item in enumerate(values)]
     if values is not None and not isinstance(values, dict):

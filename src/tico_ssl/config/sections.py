@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from tico_ssl.config.section import Section
 
@@ -36,6 +36,14 @@ class DataConfig(Section):
     """Mean per channel, subtracted; default: ImageNet's."""
     std: Values = (0.229, 0.224, 0.225)
     """Standard deviation per channel, divided by; default: ImageNet's."""
+
+    @field_validator("source")
+    @classmethod
+    def _named(cls, source: str | list[str]) -> str | list[str]:
+        for place in [source] if isinstance(source, str) else source or [""]:
+            if "\0" in place or (not place and source != ""):
+                raise ValueError("must be the name of a place, or several of them")
+        return source
 
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

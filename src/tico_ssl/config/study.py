@@ -1,6 +1,7 @@
 """Studies and the runs they expand to: recipes side by side, grids of overrides, seeds, a budget."""
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -13,12 +14,15 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from tico_ssl.config import catalogue
-from tico_ssl.config.recipe import Recipe, load_recipe, parse_yaml, yaml_text
+from tico_ssl.config.recipe import Recipe, load_recipe, yaml_text
 from tico_ssl.config.section import Section, validate
+from tico_ssl.config.yaml_text import parse_yaml
 from tico_ssl.runtime.errors import UserError, suggestion
 
 Changes = dict[str, Any]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"  # also a folder name
+LONGEST_NAME = 200  # of a run; a file system takes 255 bytes, and endings are added
+MOST_RUNS = 10_000
 
 
 def _usual_protocols() -> dict[str, Changes]:
@@ -137,6 +141,9 @@ class Job:
 def expand(study: Study) -> list[Variant]:
     """The variants of a study in the order of its table: by run, then by grid point, the last key varying fastest."""
     entries: list[RunEntry | None] = [*study.runs] or [None]
+    count = len(entries) * math.prod(map(len, study.grid.values())) * len(study.seeds)
+    if count > MOST_RUNS:
+        raise UserError(f"the study has {count:,} runs: a grid in which every value meets every other grows quickly")
     variants = [
         Variant(_named(run, point), (run.recipe if run else None) or study.base, _changes(study, run, point))
         for run in entries
@@ -145,6 +152,8 @@ def expand(study: Study) -> list[Variant]:
     for name, count in Counter(variant.name for variant in variants).items():
         if count > 1:
             raise UserError(f"the study has {count} runs called '{name}'")
+        if len(name) > LONGEST_NAME:
+            raise UserError(f"the name of run '{name[:40]}...' is longer than {LONGEST_NAME} characters")
     reference = study.budget.epochs_of if study.budget else None
     if reference is not None and reference not in (names := [variant.name for variant in variants]):
         raise UserError(f"budget.epochs_of: no run is called '{reference}'{suggestion(reference, names)}")
@@ -184,11 +193,12 @@ def _named(run: RunEntry | None, point: Changes) -> str:
     words = [run.name] if run else []
     for key, value in point.items():
         short = key.split(".")[-1]
-        words.append(f"{short if last[short] == 1 else key}-{_in_words(value)}")
+        words.append(f"{_in_words(short if last[short] == 1 else key)}-{_in_words(value)}")
     return "-".join(words) or "base"
 
 
 def _in_words(value: Any) -> str:
+    """A key or a value as part of a folder's name."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-") or "none"
 

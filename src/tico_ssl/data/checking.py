@@ -12,9 +12,9 @@ import numpy as np
 from PIL import Image
 
 from tico_ssl.data.bad_files import in_order
-from tico_ssl.data.decoding import BadImage, decode
-from tico_ssl.data.names import printable
+from tico_ssl.data.decoding import BadImage, decode, read_file
 from tico_ssl.data.source import Source
+from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.progress import track
 
 
@@ -95,13 +95,11 @@ def examine(source: Source, place: int, channels: int) -> Examined:
             content = pixels.numpy().tobytes()
             kind, mode = "packed", f"{len(pixels)} channels"
         else:
-            content = source.files(place).read_bytes()
+            content = read_file(source.files(place), name)
             pixels = decode(content, channels, name)
             kind, mode = _header(content)
     except BadImage as bad:
         return Examined(name, b"", len(content), 0, 0, "", "", bad.reason)
-    except OSError as error:  # a broken link, no permission
-        return Examined(name, b"", 0, 0, 0, "", "", error.strerror or str(error))
     digest = hashlib.blake2b(content, digest_size=16).digest()
     return Examined(name, digest, len(content), pixels.shape[1], pixels.shape[2], kind, mode, None)
 

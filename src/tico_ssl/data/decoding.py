@@ -11,6 +11,9 @@ tensor of shape (channels, height, width).
 
 import functools
 import io
+import math
+import os
+import stat
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,7 +28,12 @@ from torch import Tensor
 from tico_ssl.data.names import ARRAY_SUFFIX
 from tico_ssl.runtime.errors import UserError
 
-MOST_PIXELS = 200_000_000  # per image; a larger claim is a mistake or an attack
+JPEG = b"\xff\xd8\xff"
+MOST_PIXELS = 1 << 27  # per image, 134 million; a larger claim is a mistake or an attack
+# A photograph has far more bytes than one for so many pixels; smaller images may well be of a single colour.
+LARGE, PIXELS_PER_BYTE = 1 << 26, 128
+MOST_BYTES = 1 << 31  # per file
+MOST_SCANS = 500  # of a JPEG, each of which goes over the whole image; usual progressive ones have ten
 
 
 class BadImage(UserError):
@@ -63,21 +71,47 @@ def decode(source: Path | bytes, channels: int = 3, name: str | None = None, sho
     try:
         if channels not in (1, 3) or name.endswith(ARRAY_SUFFIX):
             return _many_channels(source, channels, name)
-        data = source if isinstance(source, bytes) else source.read_bytes()
+        data = source if isinstance(source, bytes) else read_file(source, name)
+        if data[:3] == JPEG and data.count(b"\xff\xda") > MOST_SCANS:
+            raise BadImage(name, f"a JPEG of more than {MOST_SCANS} scans")
         if channels == 3 and _is_plain_jpeg(data, shorter) and (decode_jpeg := jpeg_decoder()) is not None:
             with suppress(Exception):  # Pillow gives the clearer error
                 return decode_jpeg(torch.from_numpy(np.frombuffer(bytearray(data), np.uint8)))
         with Image.open(io.BytesIO(data)) as image:
-            width, height = image.size
-            if width * height > MOST_PIXELS:
-                raise BadImage(name, f"{width} x {height} pixels")
+            _require_size(image.size, len(data), name)
             if shorter is not None:
                 image.draft(None, (shorter, shorter))  # affects JPEGs only
-            return pixels(ImageOps.exif_transpose(image), channels)
+            ImageOps.exif_transpose(image, in_place=True)
+            return pixels(image, channels)
     except BadImage:
         raise
     except Exception as error:  # decoders fail in many ways
         raise BadImage(name, "empty file" if _is_empty(source) else _reason(error)) from error
+
+
+def read_file(path: Path, name: str) -> bytes:
+    """The content of a regular file: nothing that waits for a writer, never ends or acts when it is read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise BadImage(name, "not a regular file")
+            if status.st_size > MOST_BYTES:
+                raise BadImage(name, f"{status.st_size:,} bytes")
+            return file.read()
+    except OSError as error:  # a broken link, no permission
+        raise BadImage(name, error.strerror or str(error)) from error
+
+
+def _require_size(size: tuple[int, ...], bytes: int, name: str, channels: int = 1) -> None:
+    """Refuse an image by its header, before memory is taken for it."""
+    if not _fits(math.prod(size) // channels, bytes):
+        raise BadImage(name, f"{' x '.join(map(str, size))} pixels in {bytes:,} bytes")
+
+
+def _fits(pixels: int, bytes: int) -> bool:
+    return pixels <= MOST_PIXELS and (pixels <= LARGE or pixels <= PIXELS_PER_BYTE * bytes)
 
 
 def pixels(image: Image.Image, channels: int = 3) -> Tensor:
@@ -85,9 +119,10 @@ def pixels(image: Image.Image, channels: int = 3) -> Tensor:
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
         image = Image.fromarray(_eight_bits(np.asarray(image)))  # Pillow would clip these, not scale them
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
-        opaque = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", opaque.size, "white"), opaque)
-    array = np.array(image.convert("RGB" if channels == 3 else "L"))
+        image = image if image.mode == "RGBA" else image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    mode = "RGB" if channels == 3 else "L"
+    array = np.array(image if image.mode == mode else image.convert(mode))
     return torch.from_numpy(array if channels == 3 else array[..., None]).permute(2, 0, 1)
 
 
@@ -111,7 +146,7 @@ def jpeg_decoder() -> Callable[[Tensor], Tensor] | None:
 
 def _is_plain_jpeg(data: bytes, shorter: int | None) -> bool:
     """Whether bytes are a JPEG of one or three components, of a valid size, to be decoded at full size."""
-    if data[:3] != b"\xff\xd8\xff":
+    if data[:3] != JPEG:
         return False
     at = 2
     while data[at : at + 1] == b"\xff" and at + 10 <= len(data):
@@ -119,7 +154,7 @@ def _is_plain_jpeg(data: bytes, shorter: int | None) -> bool:
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # a frame: its size and components
             height, width = (int.from_bytes(data[at + k : at + k + 2], "big") for k in (5, 7))
             reducible = shorter is not None and min(height, width) >= 2 * shorter
-            return data[at + 9] in (1, 3) and height * width <= MOST_PIXELS and not reducible
+            return data[at + 9] in (1, 3) and _fits(height * width, len(data)) and not reducible
         at += 1 if marker == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
     return False
 
@@ -128,24 +163,28 @@ def _eight_bits(array: np.ndarray) -> np.ndarray:
     """Values scaled to eight bits by their dtype and range: 0..1, 0..255, 0..65535, or 0 to the maximum."""
     if array.dtype == np.uint8:
         return array
-    values = np.nan_to_num(array.astype(np.float64)).clip(0)
+    values = np.nan_to_num(array.astype(np.float64), copy=False)
+    values.clip(0, out=values)
     largest = float(values.max(initial=0))
     if np.issubdtype(array.dtype, np.floating):
         full = 1.0 if largest <= 1 else 255.0 if largest <= 255 else largest
     else:
         full = 65535.0 if largest <= 65535 else largest
-    return (values * (255 / full)).round().astype(np.uint8)
+    values *= 255 / full
+    return values.round(out=values).astype(np.uint8)
 
 
 def _many_channels(source: Path | bytes, channels: int, name: str) -> Tensor:
     """A .npy array or a multi-band TIFF, channels first or last."""
-    stream = io.BytesIO(source) if isinstance(source, bytes) else source
+    data = source if isinstance(source, bytes) else read_file(source, name)
     if name.endswith(ARRAY_SUFFIX):
-        array = np.load(stream, allow_pickle=False)
+        array = np.load(io.BytesIO(data), allow_pickle=False)
     elif name.lower().endswith((".tif", ".tiff")):
-        array = _read_tiff(stream, name)
+        array = _read_tiff(data, channels, name)
     else:
         raise BadImage(name, f"images of {channels} channels must be .npy or .tif files")
+    if not isinstance(array, np.ndarray):
+        raise BadImage(name, "an archive, not an array")
     if array.ndim == 2:
         array = array[None]
     if array.ndim != 3 or channels not in (array.shape[0], array.shape[-1]):
@@ -155,12 +194,15 @@ def _many_channels(source: Path | bytes, channels: int, name: str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(_eight_bits(array)))
 
 
-def _read_tiff(stream: Path | io.BytesIO, name: str) -> np.ndarray:
+def _read_tiff(data: bytes, channels: int, name: str) -> np.ndarray:
     try:
         import tifffile
     except ImportError as error:
         raise BadImage(name, "multi-band TIFFs need tifffile: pip install 'tico-ssl[tiff]'") from error
-    return tifffile.imread(stream)
+    with tifffile.TiffFile(io.BytesIO(data)) as file:
+        series = file.series[0]
+        _require_size(series.shape, len(data), name, channels)
+        return series.asarray()
 
 
 def _reason(error: Exception) -> str:

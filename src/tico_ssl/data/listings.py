@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tico_ssl.data.names import printable
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.printing import printable
 
 
 def read_lines(

@@ -29,8 +29,3 @@ class Names:
 
     def __iter__(self) -> Iterator[str]:
         return (self[place] for place in range(len(self)))
-
-
-def printable(name: str) -> str:
-    """A name that can be shown and stored, whatever bytes it contains."""
-    return os.fsencode(name).decode("utf-8", errors="backslashreplace")

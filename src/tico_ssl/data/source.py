@@ -24,10 +24,12 @@ T = TypeVar("T")
 class Source:
     """Images, and labels if there are any. `images` is one uint8 tensor (N, C, H, W) where all have one size.
 
-    `fetch` raises BadImage for an unreadable image; `files` returns the path of an image that has its own file; with
-    `mapped` the tensor is memory-mapped from disk; `rows` are the indices of this source's images in `images` (None:
-    all, in order), so use `take` to get them. `identity` identifies an image without decoding it: by its pixels if they
-    are in memory, else by its file's path, size and time, and its position in that file.
+    `fetch` raises BadImage for an unreadable image; `files` returns the path of an image that has its own file,
+    `content` the bytes of one that is stored encoded, and raises as `fetch` does; with `mapped` the tensor is
+    memory-mapped from disk; `rows` are the indices of this source's images in `images` (None: all, in order), so use
+    `take` to get them; `verify` refuses damaged rows before they are used. `identity` identifies an image without
+    decoding it: by its pixels if they are in memory, else by its file's path, size and time, and its position in that
+    file.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Source:
     mapped: bool = False
     rows: Tensor | None = None
     identity: Callable[[int], bytes] | None = None
+    content: Callable[[int], bytes] | None = None
+    verify: Callable[[Tensor], None] | None = None
 
     def __len__(self) -> int:
         return self.count
@@ -48,11 +52,18 @@ class Source:
     def take(self, index: Tensor) -> Tensor:
         """The images at these indices as one tensor (n, C, H, W), if all have one size."""
         assert self.images is not None
-        return self.images[index if self.rows is None else self.rows[index]]
+        rows = index if self.rows is None else self.rows[index]
+        if self.verify is not None:
+            self.verify(rows)
+        return self.images[rows]
 
     def subset(self, index: Tensor) -> "Source":
         """The images at these indices. Mapped images stay on disk; of images in memory, the others can be freed."""
-        places, files, identity = index.numpy(), self.files, self.identity
+        places = index.numpy()
+
+        def those(call: Callable[[int], T] | None) -> Callable[[int], T] | None:
+            return None if call is None else lambda i: call(int(places[i]))
+
         if self.mapped:
             images, rows = self.images, index if self.rows is None else self.rows[index]
         else:
@@ -64,9 +75,10 @@ class Source:
             images=images,
             labels=None if self.labels is None else self.labels[index],
             names=lambda i: self.names(int(places[i])),
-            files=None if files is None else lambda i: files(int(places[i])),
+            files=those(self.files),
+            content=those(self.content),
             rows=rows,
-            identity=None if identity is None else lambda i: identity(int(places[i])),
+            identity=those(self.identity),
         )
 
     def limited(self, limit: int | None) -> "Source":
@@ -126,6 +138,7 @@ def joined(sources: Sequence[Source]) -> Source:
         classes=classes,
         names=names,
         files=each([source.files for source in sources]),
+        content=each([source.content for source in sources]),
         identity=each([source.identity for source in sources]),
     )
 

@@ -1,5 +1,7 @@
 """Open the images of a recipe, in any format."""
 
+from torch import Tensor
+
 from tico_ssl.config import catalogue
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data import formats
@@ -7,6 +9,8 @@ from tico_ssl.data.decoding import Reading
 from tico_ssl.data.names import SUFFIXES
 from tico_ssl.data.source import Source, Split, joined
 from tico_ssl.runtime.errors import UserError
+
+MOST_CLASSES = 100_000  # unless there are as many images
 
 
 def open_source(
@@ -49,4 +53,17 @@ def _places(config: DataConfig) -> list[str]:
 def _open(source: str, config: DataConfig, split: Split, reading: Reading) -> Source | None:
     name, place = formats.recognise(source)
     found: Source | None = catalogue.load(formats.KIND, name).open(place, split, reading, config)
+    if found is not None and found.labels is not None:
+        _require_classes(found.labels, source)
     return found
+
+
+def _require_classes(labels: Tensor, source: str) -> None:
+    """Class numbers index rows of classifiers and counts of votes: they are small and not negative. With several labels
+    per image, they say absent (-1 or 0), difficult (0) or present (1)."""
+    most = max(MOST_CLASSES, len(labels)) - 1
+    low, high, kind = (0, most, "class numbers") if labels.ndim == 1 else (-1, 1, "labels by class")
+    wrong = ((labels < low) | (labels > high)).nonzero()
+    if len(wrong):
+        place = tuple(wrong[0].tolist())
+        raise UserError(f"{source}: {kind} are from {low} to {high:,}, but image {place[0]} has {int(labels[place])}")

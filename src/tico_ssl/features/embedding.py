@@ -23,12 +23,12 @@ def embed(run: str | Path, data: Given | None = None, out: str | Path = "feature
         raise UserError(f"{out}: parquet needs pyarrow: pip install 'tico-ssl[parquet]'")
     require_backbone(run, data)
 
-    from tico_ssl.data.names import printable
     from tico_ssl.data.sources import open_training
     from tico_ssl.features.extraction import extract, needed_side
     from tico_ssl.features.subjects import data_config
     from tico_ssl.networks.storage import load_backbone
     from tico_ssl.runtime.device import choose_device, tune_process
+    from tico_ssl.runtime.printing import printable
 
     device = choose_device()
     tune_process(device)

@@ -20,7 +20,6 @@ from torch import Tensor
 from tico_ssl.data.bad_files import attempts
 from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.given import Given
-from tico_ssl.data.names import printable
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_source, open_training, shown
 from tico_ssl.features.cache import FeatureCache
@@ -31,6 +30,7 @@ from tico_ssl.features.settings import Voters
 from tico_ssl.features.splits import splits
 from tico_ssl.features.subjects import Subject, open_subject
 from tico_ssl.runtime.device import choose_device, tune_process
+from tico_ssl.runtime.printing import printable
 
 THUMBNAIL, LARGE_THUMBNAIL = 48, 96  # pixels, in the map and in the gallery
 BANK = 10_000  # training images in the kNN bank, where their features have to be extracted first

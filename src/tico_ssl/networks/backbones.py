@@ -21,6 +21,7 @@ from tico_ssl.views import operations
 from tico_ssl.views.centre import centre_crop
 
 SMALL_IMAGE = 64  # largest image, in pixels, for which a ResNet's stem keeps full resolution
+LOADING = re.compile("pretrained|checkpoint|^weights|cache|url|hub")  # what loads files, in any version of a library
 
 
 class Backbone(nn.Module):
@@ -72,6 +73,11 @@ def build_backbone(
     std: Sequence[float] = IMAGENET_STD,
 ) -> Backbone:
     """A randomly initialised backbone for images of this size and normalisation."""
+    return Backbone(build_network(config, image_size), config, image_size, mean, std)
+
+
+def build_network(config: BackboneConfig, image_size: int) -> nn.Module:
+    """The library's module without its classifier, with the recipe's stem, initialisation and standardisation."""
     library, _, model = config.name.partition("/")
     if library not in LIBRARIES or not model:
         raise UserError(
@@ -82,7 +88,7 @@ def build_backbone(
     scale_last_gamma(network, 0.0 if config.zero_gamma else 1.0)  # timm's own default is zero
     if config.weight_standardisation:
         weight_standardisation.apply(network)
-    return Backbone(network, config, image_size, mean, std)
+    return network
 
 
 def catalogue(library: str) -> list[str]:
@@ -105,6 +111,7 @@ def _from_torchvision(model: str, config: BackboneConfig, image_size: int) -> nn
     if model not in known:
         raise UserError(f"backbone.name: torchvision has no model '{model}'{_near(model, known)}")
     arguments = torchvision_arguments(model, config, image_size)
+    _require_harmless(config, models.get_model)
     network = _construct(lambda: models.get_model(model, weights=None, **arguments), config)
     _remove_classifier(network)
     _set_input_channels(network, config.channels)
@@ -136,6 +143,7 @@ def _from_timm(model: str, config: BackboneConfig, image_size: int) -> nn.Module
     if model.split(".")[0] not in known:
         raise UserError(f"backbone.name: timm has no model '{model}'{_near(model, known)}")
     arguments = timm_arguments(model, config, image_size)
+    _require_harmless(config, timm.create_model, timm.models.build_model_with_cfg)
     return _construct(lambda: timm.create_model(model, pretrained=False, **arguments), config)
 
 
@@ -208,8 +216,26 @@ def _initialise(convolution: nn.Conv2d) -> None:
 def _construct(make: Callable[[], nn.Module], config: BackboneConfig) -> nn.Module:
     try:
         return make()
-    except (TypeError, AssertionError, ValueError, RuntimeError) as error:
-        raise UserError(f"backbone '{config.name}' cannot be built: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # a library's constructor refuses its arguments in many ways
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"backbone '{config.name}' cannot be built: {reason}") from error
+
+
+def _require_harmless(config: BackboneConfig, *makers: Callable[..., Any]) -> None:
+    """Pass on arguments of a network alone: plain values, and none that a library's own functions take, such as the
+    path of a checkpoint to load. They may come from the metadata of a file with weights, so from anyone."""
+    taken = {name for make in makers for name in inspect.signature(make).parameters}
+    for name, value in config.arguments.items():
+        if name in taken or LOADING.search(name):
+            raise UserError(f"backbone.arguments: '{name}' is no argument of a network, and is not passed on")
+        if not _is_plain(value):
+            raise UserError(f"backbone.arguments: '{name}' must be a number, a name or a list of them")
+
+
+def _is_plain(value: Any, levels: int = 4) -> bool:
+    if isinstance(value, list | tuple):
+        return levels > 0 and all(_is_plain(item, levels - 1) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _near(model: str, known: list[str]) -> str:
@@ -283,8 +309,8 @@ def _feature_width(network: nn.Module, config: BackboneConfig, image_size: int) 
     training = network.training
     try:
         features = network.eval()(torch.zeros(1, config.channels, image_size, image_size))
-    except (RuntimeError, AssertionError, ValueError, IndexError) as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:  # so do its networks with sizes
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(f"backbone '{config.name}' does not take images of {image_size} pixels: {reason}") from error
     finally:
         network.train(training)

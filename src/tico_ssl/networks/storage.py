@@ -3,15 +3,18 @@
 import copy
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import torch
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from tico_ssl.config.sections import BackboneConfig
+from tico_ssl.config.section import Section, validate
+from tico_ssl.config.sections import BackboneConfig, Values
 from tico_ssl.networks import weight_standardisation
-from tico_ssl.networks.backbones import Backbone, build_backbone
+from tico_ssl.networks.backbones import Backbone, build_backbone, build_network
 from tico_ssl.results.run_folder import backbone_file
 from tico_ssl.runtime.checksums import checksums, damage
 from tico_ssl.runtime.errors import UserError
@@ -44,12 +47,10 @@ def load_backbone(source: str | Path) -> Backbone:
     """The backbone of a run folder or a .safetensors file, in evaluation mode: normalised images to features."""
     path = backbone_file(source)
     state, description = _read(path)
-    config = BackboneConfig.model_validate(description["config"])
-    backbone = build_backbone(config, description["image_size"], description["mean"], description["std"])
-    try:
-        backbone.network.load_state_dict(state)
-    except RuntimeError as error:
-        raise UserError(f"{path}: its weights do not match its own metadata, '{config.name}'") from error
+    about = validate(Description, description, f"{path}: metadata")
+    _require_match(path, about, state)
+    backbone = build_backbone(about.config, about.image_size, about.mean, about.std)
+    backbone.network.load_state_dict(state)
     return backbone.eval()
 
 
@@ -99,3 +100,21 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         _unverified.add(path)
         say(f"{path} is from a version without checksums: it is used unverified")
     return state, description
+
+
+class Description(Section):
+    """How to rebuild a network: the metadata of its file, which may come from anyone."""
+
+    config: BackboneConfig
+    image_size: Annotated[int, Field(ge=1, le=4096)]
+    mean: Values
+    std: Values
+
+
+def _require_match(path: Path, about: Description, state: dict[str, Tensor]) -> None:
+    """Compare the file's tensors with those of the network that it describes, before memory is taken for that."""
+    with torch.device("meta"):
+        wanted = build_network(about.config, about.image_size).state_dict()
+    same = wanted.keys() == state.keys() and all(wanted[name].shape == value.shape for name, value in state.items())
+    if not same or len(about.mean) != about.config.channels or len(about.std) != about.config.channels:
+        raise UserError(f"{path}: its weights do not match its own metadata, '{about.config.name}'")

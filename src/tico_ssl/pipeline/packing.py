@@ -21,8 +21,8 @@ from torch import Tensor
 from tico_ssl.data.bad_files import in_order
 from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.formats.packed import MAGIC, PAGE, PREAMBLE, SUFFIX, VERSION, first_page, refusing, require
-from tico_ssl.data.names import printable
 from tico_ssl.data.source import Source
+from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.progress import track
 from tico_ssl.views import operations
 

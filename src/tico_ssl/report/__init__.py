@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tico_ssl.config.recipe import parse_yaml
+from tico_ssl.config.yaml_text import parse_yaml
 from tico_ssl.features.picture import Picture
 from tico_ssl.report import one_run, several_runs, static
 from tico_ssl.report.page import Section, page

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tico_ssl.config.recipe import parse_yaml
+from tico_ssl.config.yaml_text import parse_yaml
 from tico_ssl.results.record import Line, Record, is_number, is_result
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.results.study_state import study_file

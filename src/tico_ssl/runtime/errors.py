@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 
+from tico_ssl.runtime.printing import printable
+
 REMEDIES = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space",
@@ -28,9 +30,13 @@ MEMORY_WORDS = re.compile(
 
 
 class UserError(ValueError):
-    """A mistake that the user can correct. The command line prints it as one line and exits with its code."""
+    """A mistake that the user can correct. The command line prints it as one line and exits with its code. Names in the
+    message may come from anyone's files, so it is made safe to print."""
 
     exit_code = 2
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class Interrupted(KeyboardInterrupt):

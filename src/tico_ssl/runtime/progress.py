@@ -5,13 +5,26 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import TypeVar
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 
 from tico_ssl.runtime.launcher import launched, launched_rank
+from tico_ssl.runtime.printing import printable_lines
 
 T = TypeVar("T")
-console = Console(highlight=False, soft_wrap=True)
+
+
+class SafeConsole(Console):
+    """A console whose text cannot command the terminal, whoever named what is printed."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Everything that is printed comes through here; the console's own control codes are not text."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable_lines(segment.text), segment.style)
+
+
+console = SafeConsole(highlight=False, soft_wrap=True, emoji=False)
 
 
 def is_main() -> bool:

@@ -8,8 +8,9 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tico_ssl.config.recipe import Recipe, load_recipe, parse_yaml
+from tico_ssl.config.recipe import Recipe, load_recipe
 from tico_ssl.config.study import Budget, Variant
+from tico_ssl.config.yaml_text import parse_yaml
 from tico_ssl.runtime.files import write_atomically
 
 

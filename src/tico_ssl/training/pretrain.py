@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from tico_ssl.config.recipe import Recipe
 from tico_ssl.config.views import shorter_side
 from tico_ssl.data.bad_files import BadFiles, readable, survey
+from tico_ssl.data.fingerprint import require_same_images
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_training
 from tico_ssl.methods._base import Method
@@ -58,6 +59,8 @@ def train(recipe: Recipe, run: Run, device: torch.device, overwrite: bool = Fals
         save_backbone(setup.method.backbone, run.backbone_file)
     _announce(setup, run, begin.step)
     if begin.step < setup.plan.steps:
+        if distributed.is_main():
+            require_same_images(setup.source, run.folder / "images.json")
         _train(setup, run, begin)
 
 

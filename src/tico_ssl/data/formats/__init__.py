@@ -23,6 +23,13 @@ def recognise(source: str) -> tuple[str, str]:
     """The name of the format that reads a source, and the source without prefix. Needs no torch."""
     if not source.strip():
         raise UserError("which images? Say it with --data (data.source is empty)")
+    try:
+        return _recognise(source)
+    except OSError as error:  # a name that is too long, a folder that cannot be read
+        raise UserError(f"data.source '{source[:200]}' cannot be read ({error.strerror or error})") from error
+
+
+def _recognise(source: str) -> tuple[str, str]:
     given, colon, place = source.partition(":")
     if colon and _is_format(given) and not Path(source).expanduser().exists():
         if not catalogue.declaration(KIND, given, "matches")(place):

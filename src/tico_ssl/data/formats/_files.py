@@ -4,9 +4,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tico_ssl.data.decoding import Reading
-from tico_ssl.data.names import Names, printable
+from tico_ssl.data.decoding import Reading, read_file
+from tico_ssl.data.names import Names
 from tico_ssl.data.source import Source, file_identity
+from tico_ssl.runtime.printing import printable
 
 
 def files_source(
@@ -27,5 +28,6 @@ def files_source(
         classes=classes,
         names=names.__getitem__,
         files=lambda i: folder / names[i],
+        content=lambda i: read_file(folder / names[i], printable(names[i])),
         identity=lambda i: file_identity(folder / names[i]),
     )

@@ -18,6 +18,14 @@ INDEX_SUFFIX = ".index.npz"
 INDEX_VERSION = 1  # of the index file's layout
 MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # magic bytes of gzip, bzip2, xz and zstandard
 UNLABELLED = -1
+# Largest files with a label, in bytes: a number, or the description of an image.
+LABEL_BYTES = {"cls": 1 << 10, "json": 1 << 20}
+# Files that hold the name or other properties of the next one, and the most bytes that those take
+EXTENSIONS = (
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+)
+LONGEST_NAME = 1 << 16
 
 
 class Index(NamedTuple):
@@ -73,9 +81,18 @@ def _read_index(path: Path, stamp: np.ndarray) -> Index | None:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             if not np.array_equal(archive["stamp"], stamp):
                 return None
-            return Index(*(archive[name] for name in Index._fields))
+            index = Index(*(archive[name] for name in Index._fields))
+            return index if _fits(index, int(stamp[1])) else None
     except Exception:  # damaged: build it again
         return None
+
+
+def _fits(index: Index, size: int) -> bool:
+    """Whether an index, which may have come with the shard, describes parts of a file of this size."""
+    members, offsets, sizes, labels = index
+    numbers = all(array.dtype == np.int64 and array.shape == members.shape for array in (offsets, sizes, labels))
+    inside = numbers and bool(((offsets >= 0) & (sizes >= 0) & (sizes <= size) & (offsets <= size - sizes)).all())
+    return inside and members.ndim == 1 and members.dtype.kind == "S" and bool((labels >= UNLABELLED).all())
 
 
 def _write_index(path: Path, index: Index, stamp: np.ndarray) -> None:
@@ -99,9 +116,9 @@ def scan(shard: Path) -> Index:
                     rank = suffix == ARRAY_SUFFIX, extension.count(".")
                     if key not in images or rank < images[key][0]:
                         images[key] = rank, member
-                elif extension in labels and key not in labels[extension]:
+                elif extension in labels and key not in labels[extension] and size <= LABEL_BYTES[extension]:
                     labels[extension][key] = _label(os.pread(file.fileno(), size, offset), extension)
-    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
+    except (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError) as error:
         raise UserError(_damage(shard, error)) from error
     members = [member for _, member in images.values()]
     return Index(
@@ -112,9 +129,21 @@ def scan(shard: Path) -> Index:
     )
 
 
+class BoundedHeader(tarfile.TarInfo):
+    """A header of a tar. Names and properties that do not fit into one are in a file before it, which tarfile would
+    read into memory whatever its size."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in EXTENSIONS and self.size > LONGEST_NAME:
+            raise tarfile.ReadError(f"a header of {self.size:,} bytes")
+        found: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
+        return found
+
+
 def _members(shard: Path) -> Iterator[Member]:
     """The files of a tar, without hidden ones and those that macOS adds."""
-    with tarfile.open(shard, "r:", encoding="utf-8") as tar:
+    whole = shard.stat().st_size
+    with tarfile.open(shard, "r:", encoding="utf-8", tarinfo=BoundedHeader) as tar:
         while (entry := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined] # it would keep an object for every file of the shard
             parts = [part for part in entry.name.split("/") if part not in ("", ".")]
@@ -122,6 +151,8 @@ def _members(shard: Path) -> Iterator[Member]:
                 continue
             if entry.issparse():
                 raise tarfile.ReadError(f"{entry.name} is stored as a sparse file")
+            if entry.offset_data + entry.size > whole:
+                raise tarfile.ReadError(f"{entry.name} is cut off")
             yield Member(*split_name("/".join(parts)), entry.offset_data, entry.size)
         _check_end(shard, tar.offset)
 

@@ -10,6 +10,7 @@ from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.decoding import IN_FULL, Reading
 from tico_ssl.data.formats import shards
 from tico_ssl.data.formats._files import files_source
+from tico_ssl.data.formats._walking import find_files, is_hidden, readable_folder
 from tico_ssl.data.names import ARRAY_SUFFIX, SUFFIXES
 from tico_ssl.data.source import Source, Split
 from tico_ssl.runtime.errors import UserError
@@ -37,25 +38,12 @@ def open_folder(root: Path, split: Split, reading: Reading = IN_FULL) -> Source 
     folder = _split_folder(root, split)
     if folder is None:
         return None
-    files = _image_files(folder, SUFFIXES if reading.channels in (1, 3) else {ARRAY_SUFFIX, ".tif", ".tiff"})
-    files.sort()
+    files = find_files(folder, SUFFIXES if reading.channels in (1, 3) else {ARRAY_SUFFIX, ".tif", ".tiff"})
     # Classes are numbered by the training folders, so that one missing in the test split does not shift the others.
     classes = tuple(sorted(_subfolders(_split_folder(root, "train") or root)))
     labels = _labels_by_folder(files, folder, classes)
     name = folder.name if folder == root else f"{root.name}/{folder.name}"
     return files_source(name, folder, files, reading, labels, classes if labels is not None else ())
-
-
-def _image_files(folder: Path, suffixes: set[str]) -> list[str]:
-    """Paths relative to the folder, without hidden files and folders."""
-    found = []
-    for parent, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        prefix = parent[len(str(folder)) :].lstrip(os.sep)
-        for file in files:
-            if file[0] != "." and file[file.rfind(".") :].lower() in suffixes:
-                found.append(f"{prefix}{os.sep}{file}" if prefix else file)
-    return found
 
 
 def _labels_by_folder(files: list[str], folder: Path, classes: tuple[str, ...]) -> Tensor | None:
@@ -70,8 +58,13 @@ def _labels_by_folder(files: list[str], folder: Path, classes: tuple[str, ...]) 
 
 
 def _subfolders(folder: Path) -> set[str]:
-    with os.scandir(folder) as entries:
-        return {entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")}
+    """Names of the folders in a folder, without links to one that is above or beside them."""
+    with readable_folder(folder) as entries:
+        inside = {entry.name: entry for entry in entries if not is_hidden(entry.name) and entry.is_dir()}
+    links = {name for name, entry in inside.items() if entry.is_symlink()}
+    known = {place.stat().st_ino for place in (folder, *folder.absolute().parents)} if links else set()
+    known |= {entry.inode() for name, entry in inside.items() if name not in links} if links else set()
+    return {name for name, entry in inside.items() if name not in links or entry.stat().st_ino not in known}
 
 
 def _split_folder(root: Path, split: Split) -> Path | None:

@@ -13,9 +13,9 @@ from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.decoding import Reading
 from tico_ssl.data.formats.folder import open_folder
 from tico_ssl.data.listings import read_json, read_lines
-from tico_ssl.data.names import printable
 from tico_ssl.data.source import Source, Split
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.printing import printable
 
 WNID = re.compile(r"n\d{8}")
 WNID_AND_WORDS = re.compile(r"(n\d{8})\s+(.+)")

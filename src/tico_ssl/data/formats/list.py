@@ -6,9 +6,9 @@ from pathlib import Path
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.decoding import IN_FULL, Reading
 from tico_ssl.data.formats._files import files_source
-from tico_ssl.data.names import printable
 from tico_ssl.data.source import Source, Split
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.printing import printable
 
 ENDINGS = (".txt",)
 

@@ -1,7 +1,7 @@
 """A numpy file: .npy with images, or .npz with images and labels, of one split or two."""
 
+import os
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,7 @@ def from_numpy(path: Path, split: Split) -> Source | None:
     if path.suffix == ".npy" and split == "test":
         return None
     try:
+        _require_memory(path)
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray) != (path.suffix == ".npy"):
             raise UserError(f"{path}: its content does not match its suffix (.npy, .npz)")
@@ -50,16 +51,29 @@ def from_numpy(path: Path, split: Split) -> Source | None:
             images = channels_first(archive[found[0]], path)
             labels = _numbers(archive[found[1]], found[1], path) if found[1] in archive else None
             classes = tuple(str(name) for name in archive["classes"]) if "classes" in archive else ()
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{path}: not a readable numpy archive ({error})") from error
+    except UserError:
+        raise
+    except Exception as error:  # a damaged or crafted archive fails in many ways
+        raise UserError(f"{path}: not a readable numpy archive ({error or type(error).__name__})") from error
     if labels is not None and len(labels) != len(images):
         raise UserError(f"{path}: {len(images)} images but {len(labels)} labels")
     return from_arrays(path.name, images, labels, classes)
 
 
+def _require_memory(path: Path) -> None:
+    """Refuse a file whose arrays, which an archive may have compressed a thousandfold, exceed the machine's memory."""
+    size = path.stat().st_size
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            size = max((member.file_size for member in archive.infolist()), default=0)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
+    if memory is not None and size > memory:
+        raise UserError(f"{path}: an array of {size / 2**30:,.1f} GiB does not fit into memory; pack its images")
+
+
 def _numbers(labels: np.ndarray, name: str, path: Path) -> Tensor:
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise UserError(f"{path}: {name} (labels) must be whole numbers, got {labels.dtype}")
+    if not np.issubdtype(labels.dtype, np.integer) or labels.ndim > 2:
+        raise UserError(f"{path}: {name} (labels) must be whole numbers, got {labels.dtype} {labels.shape}")
+    if labels.dtype == np.uint64 and labels.max(initial=0) > np.iinfo(np.int64).max:
+        raise UserError(f"{path}: {name} (labels) has a number of {labels.max()}")
     return one_or_several(torch.from_numpy(labels.astype(np.int64)))

@@ -8,7 +8,9 @@
     names       start of each name and end of the last one (int64), then the names
     header      JSON: description of the images, positions and checksums of the sections
 
-Every byte is covered by a checksum. Opening checks all but the data, which may exceed memory; verifying reads all.
+Every byte is covered by a checksum. Opening checks all but the data, which may exceed memory; of those each image is
+checked when it is first used, or all at once by `verify_packed`. The file may come from anyone: no size or position in
+it is trusted.
 """
 
 import json
@@ -16,27 +18,33 @@ import mmap
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 from zlib import crc32
 
 import numpy as np
 import torch
+from pydantic import Field
 
+from tico_ssl.config.section import Section, validate
 from tico_ssl.config.sections import DataConfig
-from tico_ssl.data.decoding import Reading
-from tico_ssl.data.names import printable
+from tico_ssl.data.decoding import BadImage, Reading
 from tico_ssl.data.source import Source, Split, file_identity
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.progress import track
 
 SUFFIX = ".tico"
 ENDINGS = (SUFFIX,)
 MAGIC, VERSION, PAGE = b"TICOPACK", 1, 4096
 PREAMBLE = struct.Struct("<8sIIQQQ")  # magic, version, the header's checksum, offset and size, the size of the file
+DAMAGED = "damaged: not the bytes that were packed"
+CHECKERS = 4  # threads that compute checksums
 # Linux refuses to map a file larger than its memory for writing, even privately, without this flag.
 NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
@@ -57,42 +65,142 @@ def open_packed(path: Path, reading: Reading | None = None) -> Source:
 
     JPEGs are decoded according to `reading` (None: as packed); squares are not converted.
     """
-    header, sections = _mapped(path)
-    count, size, content, name = header["count"], header["size"], _images(header, sections), _names(header, sections)
-    labels = None
-    if "labels" in sections:
-        labels = torch.tensor(np.frombuffer(sections["labels"], "<i8")).view(count, -1).squeeze(1)
+    packed = Packed(path)
+    header = packed.header
     source = partial(
         Source,
-        header["name"],
-        count,
-        labels=labels,
-        classes=tuple(header["classes"]),
-        names=name,
+        header.name,
+        header.count,
+        labels=packed.labels(),
+        classes=tuple(header.classes),
+        names=packed.name,
         identity=lambda i: file_identity(path, i),
     )
-    if header["kind"] == "fixed":
-        images = torch.frombuffer(sections["data"], dtype=torch.uint8).view(count, header["channels"], size, size)
-        return source(images.__getitem__, images, mapped=True)
-    wanted = reading or Reading(header["channels"])
-    return source(lambda i: wanted.decode(content(i), f"{path}: image {i}"))
+    if header.kind == "fixed":
+        images = packed.squares()
+
+        def fetch(place: int) -> torch.Tensor:
+            packed.require_right(place)
+            return images[place]
+
+        return source(fetch, images, mapped=True, verify=packed.verify)
+    wanted = reading or Reading(header.channels)
+    return source(lambda i: wanted.decode(packed.content(i), f"{path}: image {i}"), content=packed.content)
 
 
 def verify_packed(path: Path, label: str | None = None) -> tuple[int, int]:
     """Verify all checksums of a packed file, which reads all of it. Returns its number of images and bytes."""
-    header, sections = _mapped(path)
-    count, content, name = header["count"], _images(header, sections), _names(header, sections)
-    checksums = np.frombuffer(sections["checksums"], "<u4")
-    for i in track(range(count), count, label):
-        require(crc32(content(i)) == checksums[i], f"{path}: damaged (image {i}, {printable(name(i))})")
-    return count, path.stat().st_size
+    packed = Packed(path)
+    for i in track(range(packed.header.count), packed.header.count, label):
+        try:
+            packed.require_right(i)
+        except BadImage as error:
+            raise UserError(f"{path}: damaged (image {i}, {printable(packed.name(i))})") from error
+    return packed.header.count, path.stat().st_size
 
 
-def _mapped(path: Path) -> tuple[dict[str, Any], dict[str, memoryview]]:
-    """The header and the memory-mapped sections. Writes go to private copies of pages, not to the file."""
+Whole = Annotated[int, Field(ge=0)]
+
+
+class Header(Section):
+    """What the header of a packed file says."""
+
+    name: str
+    kind: Literal["fixed", "jpeg"]
+    count: Annotated[int, Field(ge=1)]
+    channels: Annotated[int, Field(ge=1)]
+    size: Annotated[int, Field(ge=1)]
+    classes: list[str]
+    sections: dict[str, Annotated[tuple[Whole, Whole, Whole | None], Field(strict=False)]]
+
+
+class Packed:
+    """A packed file that has been opened and checked but for its images."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._mapping = _mapped(path)
+        self.header, self._sections = _header(path, self._mapping)
+        count, content = self.header.count, self._sections
+        self._require({"data", "index", "checksums", "names"} <= content.keys(), "a section is missing")
+        self._require(len(content["checksums"]) == 4 * count and len(content["index"]) == 8 * count + 8, "sizes")
+        self._begins, self._ends = self._bounds("index", len(content["data"]))
+        self._name_begins, self._name_ends = self._bounds("names", len(content["names"]) - 8 * count - 8)
+        self._checksums = np.frombuffer(content["checksums"], "<u4")
+        self._verified = np.zeros(count, dtype=bool)
+        if self.header.kind == "fixed":
+            square = self.header.channels * self.header.size**2
+            self._require(len(content["data"]) == count * square, "the size of its images")
+            self._require(bool((self._ends - self._begins == square).all()), "index")
+
+    def _require(self, right: bool, what: str) -> None:
+        require(right, f"{self.path}: damaged ({what})")
+
+    def _bounds(self, section: str, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Start and end of each piece, within the length of what they are pieces of."""
+        content, count = self._sections[section], self.header.count
+        self._require(len(content) >= 8 * count + 8, section)
+        bounds = np.frombuffer(content, "<i8", count + 1)
+        self._require(bounds[0] == 0 and bounds[-1] <= length and bool((bounds[:-1] <= bounds[1:]).all()), section)
+        return bounds[:-1], bounds[1:]
+
+    def labels(self) -> torch.Tensor | None:
+        """One per image, or one per image and class."""
+        if "labels" not in self._sections:
+            return None
+        content, count = self._sections["labels"], self.header.count
+        self._require(len(content) > 0 and len(content) % (8 * count) == 0, "labels")
+        return torch.tensor(np.frombuffer(content, "<i8")).view(count, -1).squeeze(1)
+
+    def squares(self) -> torch.Tensor:
+        """All images of one size, as they are on disk."""
+        shape = self.header.count, self.header.channels, self.header.size, self.header.size
+        return torch.frombuffer(self._sections["data"], dtype=torch.uint8).view(shape)
+
+    def name(self, place: int) -> str:
+        """Any bytes, as a file name."""
+        names = self._sections["names"][8 * self.header.count + 8 :]
+        return os.fsdecode(bytes(names[self._name_begins[place] : self._name_ends[place]]))
+
+    def content(self, place: int) -> bytes:
+        """The bytes of an image."""
+        self.require_right(place)
+        return bytes(self._piece(place))
+
+    def require_right(self, place: int) -> None:
+        """Refuse a damaged image, which counts as an unreadable one; what was right before is not read again."""
+        self._require_whole()
+        if not self._verified[place] and crc32(self._piece(place)) != self._checksums[place]:
+            raise BadImage(f"{self.path}: image {place}, {printable(self.name(place))}", DAMAGED)
+        self._verified[place] = True
+
+    def _piece(self, place: int) -> memoryview:
+        return self._sections["data"][self._begins[place] : self._ends[place]]
+
+    def verify(self, rows: torch.Tensor) -> None:
+        """Refuse damaged images among those that are about to be used."""
+        self._require_whole()
+        places = rows.numpy()
+        fresh = places[~self._verified[places]]
+        if len(fresh):
+            with ThreadPoolExecutor(CHECKERS) as pool:
+                deque(pool.map(self.require_right, fresh.tolist()), maxlen=0)
+
+    def _require_whole(self) -> None:
+        """Reading what is mapped beyond the end of a file would end the process."""
+        size = self._mapping.size()
+        require(size >= len(self._mapping), f"{self.path}: was cut short while in use, to {size:,} bytes")
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    """The file in memory. Writes go to private copies of pages, not to the file."""
     with refusing(path, "read"), path.open("rb") as file:
         require(file.read(len(MAGIC)) == MAGIC, f"{path}: not a packed file")
-        mapping = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE | NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE)
+        return mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE | NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def _header(path: Path, mapping: mmap.mmap) -> tuple[Header, dict[str, memoryview]]:
+    """The description of a file and its sections, all checked but for the data."""
     page, whole, found = mapping[:PAGE], memoryview(mapping), len(mapping)
     require(found >= PAGE, f"{path}: cut short, {found} bytes are left")
     _, version, checksum, offset, size, total = PREAMBLE.unpack_from(page)
@@ -101,9 +209,14 @@ def _mapped(path: Path) -> tuple[dict[str, Any], dict[str, memoryview]]:
     require(found == total, f"{path}: {'cut short' if found < total else 'too long'}, {found} of {total} bytes")
     text = mapping[offset : offset + size]
     require(crc32(text) == checksum, f"{path}: damaged (header)")
-    header = json.loads(text)
-    sections = {name: whole[begin:end] for name, (begin, end, _) in header["sections"].items()}
-    for name, (_, _, checksum) in header["sections"].items():
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: damaged (header)") from error
+    header = validate(Header, values, f"{path}: damaged header")
+    sections = {name: whole[begin:end] for name, (begin, end, _) in header.sections.items()}
+    for name, (begin, end, checksum) in header.sections.items():
+        require(len(sections[name]) == end - begin, f"{path}: damaged ({name} lies outside the file)")
         require(name == "data" or crc32(sections[name]) == checksum, f"{path}: damaged ({name})")
     return header, sections
 
@@ -112,22 +225,6 @@ def first_page(preamble: bytes) -> bytes:
     """The first page of a packed file, with its own checksum."""
     padded = preamble.ljust(PAGE - 4, b"\0")
     return padded + crc32(padded).to_bytes(4, "little")
-
-
-def _images(header: dict[str, Any], sections: dict[str, memoryview]) -> Callable[[int], bytes]:
-    return _pieces(sections["data"], sections["index"], header["count"])
-
-
-def _names(header: dict[str, Any], sections: dict[str, memoryview]) -> Callable[[int], str]:
-    names, count = sections["names"], header["count"]
-    name = _pieces(names[8 * count + 8 :], names, count)
-    return lambda i: os.fsdecode(name(i))
-
-
-def _pieces(content: memoryview, bounds: memoryview, count: int) -> Callable[[int], bytes]:
-    limits = np.frombuffer(bounds, "<i8", count + 1)
-    begins, ends = limits[:-1], limits[1:]
-    return lambda i: bytes(content[begins[i] : ends[i]])
 
 
 def require(right: bool, otherwise: str) -> None:

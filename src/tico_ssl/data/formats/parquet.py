@@ -30,7 +30,8 @@ RANK = 1  # data sets distributed as folders may have tables next to their image
 ENDINGS = (SUFFIX,)
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "labels", "fine_label")
-FAILURES = (ValueError, OSError, RuntimeError, IndexError)  # pyarrow's own errors, and too few rows
+# pyarrow's own errors, too few rows, texts that are not UTF-8, sizes that cannot be allocated
+FAILURES = (ValueError, OSError, RuntimeError, IndexError, KeyError, TypeError, MemoryError)
 CACHE_BYTES = 1 << 30  # of decompressed groups that a source caches per process
 
 
@@ -80,6 +81,7 @@ def open_parquet(path: Path, split: str = "train", reading: Reading = IN_FULL) -
         classes=classes,
         names=reader.name,
         identity=reader.identity,
+        content=reader.content,
     )
 
 
@@ -105,6 +107,15 @@ class Reader:
 
     def fetch(self, place: int) -> Tensor:
         """One image; its group is read unless it is cached."""
+        image, name = self._image(place)
+        return self._reading.decode(image, name)
+
+    def content(self, place: int) -> bytes:
+        """The bytes of an image."""
+        return self._image(place)[0]
+
+    def _image(self, place: int) -> tuple[bytes, str]:
+        """The bytes of an image, and its name."""
         group = int(np.searchsorted(self._starts, place, side="right")) - 1
         number = int(self._groups[group, 0])
         name = f"{self._files[number].path}:{place - self._first[number]}"
@@ -115,7 +126,7 @@ class Reader:
         image, original = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
         if image is None:
             raise BadImage(name, "no image in this row")
-        return self._reading.decode(image, f"{name}:{original}" if original else name)
+        return image, f"{name}:{original}" if original else name
 
     def name(self, place: int) -> str:
         """The file and the row in it."""
@@ -138,15 +149,15 @@ class Reader:
     def _read(self, process: int, group: int) -> Any:
         """The images of a group. The process is an argument to be part of the cache's key."""
         file = self._files[self._groups[group, 0]]
-        with _parquet().ParquetFile(file.path, metadata=file.metadata) as opened:
+        with _opened(file.path, file.metadata) as opened:
             return opened.read_row_group(int(self._groups[group, 1]), [file.image], use_threads=False).column(0)
 
 
 def describe(path: Path) -> File:
     """Read the footer of a file and find its columns."""
-    parquet = _parquet()
+    _parquet()
     try:
-        with parquet.ParquetFile(path) as opened:
+        with _opened(path) as opened:
             metadata, schema = opened.metadata, opened.schema_arrow
     except FAILURES as error:
         raise UserError(f"{path}: not a readable parquet file ({_line(error)})") from error
@@ -165,7 +176,7 @@ def read_labels(files: Sequence[File]) -> Tensor | None:
         if file.label is None:
             return None
         try:
-            with _parquet().ParquetFile(file.path, metadata=file.metadata) as opened:
+            with _opened(file.path, file.metadata) as opened:
                 column = opened.read([file.label], use_threads=False).column(0)
             if len(column) != file.metadata.num_rows:
                 raise ValueError(f"{len(column)} labels for {file.metadata.num_rows} rows")
@@ -212,6 +223,11 @@ def _class_names(schema: Any, label: str | None) -> tuple[str, ...]:
     except (TypeError, KeyError, ValueError):
         return ()
     return tuple(str(name) for name in names) if isinstance(names, list) else ()
+
+
+def _opened(path: Path, metadata: Any = None) -> Any:
+    """A file. Pages that were written with checksums are verified."""
+    return _parquet().ParquetFile(path, metadata=metadata, page_checksum_verification=True)
 
 
 def _parquet() -> Any:

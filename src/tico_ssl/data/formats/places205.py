@@ -13,9 +13,9 @@ from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.decoding import Reading
 from tico_ssl.data.formats._files import files_source
 from tico_ssl.data.listings import read_lines, require_folders
-from tico_ssl.data.names import printable
 from tico_ssl.data.source import Source, Split
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.printing import printable
 
 LISTS = {
     "train": "trainvalsplit_places205/train_places205.csv",

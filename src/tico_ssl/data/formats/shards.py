@@ -10,8 +10,9 @@ import glob
 import os
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tico_ssl.config.sections import DataConfig
-from tico_ssl.data.decoding import IN_FULL, BadImage, Reading
+from tico_ssl.data.decoding import IN_FULL, MOST_BYTES, BadImage, Reading
 from tico_ssl.data.formats._tar_index import UNLABELLED, Index, load_index, split_name
 from tico_ssl.data.names import SUFFIXES
 from tico_ssl.data.source import Source, Split, file_identity
@@ -31,8 +32,10 @@ ENDINGS = (".tar",)
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 OPEN_SHARDS = 256  # open file descriptors per source; the limit per process is often 1024
 SCANS = 4  # shards indexed concurrently, which hides the latency of slow disks
+MOST_SHARDS = 100_000
+CLASS_FILE_BYTES = 1 << 24
 CLASS_FILES = ("classes.txt", "classnames.txt")
-BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*,[^{}]*)\}")
+BRACES = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}|\{([^{}]*,[^{}]*)\}")
 
 
 def matches(place: str) -> bool:
@@ -71,7 +74,14 @@ def open_shards(pattern: str, reading: Reading = IN_FULL) -> Source:
     classes = () if labels is None else class_names(paths[0].parent, 1 + int(labels.max()))
     name, count = Path(pattern).name or pattern, len(index.members)
     return Source(
-        name, count, reader.fetch, labels=labels, classes=classes, names=reader.name, identity=reader.identity
+        name,
+        count,
+        reader.fetch,
+        labels=labels,
+        classes=classes,
+        names=reader.name,
+        identity=reader.identity,
+        content=reader.content,
     )
 
 
@@ -79,7 +89,9 @@ def class_names(folder: Path, count: int) -> tuple[str, ...]:
     """One class name per line, if there are enough; in exports of several splits the file is above their folders."""
     for path in (place / name for place in (folder, folder.parent) for name in CLASS_FILES):
         if path.is_file():
-            names = path.read_text(encoding="utf-8", errors="backslashreplace").rstrip().split("\n")
+            with path.open("rb") as file:
+                text = file.read(CLASS_FILE_BYTES).decode("utf-8", errors="backslashreplace")
+            names = text.rstrip().split("\n")
             return tuple(name.strip() for name in names) if len(names) >= count else ()
     return ()
 
@@ -94,8 +106,13 @@ class Reader:
 
     def fetch(self, place: int) -> Tensor:
         """One image: one read and one decoding."""
-        shard, size = self._shard(place), int(self._index.sizes[place])
-        name = f"{shard}:{self._member(place)}"
+        return self._reading.decode(self.content(place), self._full_name(place))
+
+    def content(self, place: int) -> bytes:
+        """The bytes of an image."""
+        shard, size, name = self._shard(place), int(self._index.sizes[place]), self._full_name(place)
+        if size > MOST_BYTES:
+            raise BadImage(name, f"{size:,} bytes")
         try:
             descriptor = self._open(os.getpid(), shard)  # held: another thread may evict it from the cache
             data = os.pread(descriptor.number, size, int(self._index.offsets[place]))
@@ -103,7 +120,7 @@ class Reader:
             raise BadImage(name, error.strerror or "the shard cannot be read") from error
         if len(data) < size:
             raise BadImage(name, "the shard is shorter than when it was opened")
-        return self._reading.decode(data, name)
+        return data
 
     def name(self, place: int) -> str:
         """The shard and the key of an image."""
@@ -112,6 +129,9 @@ class Reader:
     def identity(self, place: int) -> bytes:
         """The shard, and where the image begins in it."""
         return file_identity(self._shard(place), int(self._index.offsets[place]))
+
+    def _full_name(self, place: int) -> str:
+        return f"{self._shard(place)}:{self._member(place)}"
 
     def _shard(self, place: int) -> Path:
         return self._paths[int(np.searchsorted(self._ends, place, side="right"))]
@@ -132,25 +152,30 @@ class Descriptor:
 def find_shards(pattern: str) -> list[Path]:
     """The shards that match a pattern, sorted, without repetition."""
     literal = Path(pattern).expanduser().exists()  # a name may contain braces
-    pieces = [pattern] if literal else expand_braces(pattern)
-    return sorted({path for piece in pieces for path in _matches(piece)})
+    pieces = iter([pattern]) if literal else expand_braces(pattern)
+    found = {path for piece in islice(pieces, MOST_SHARDS) for path in _matches(piece)}  # ends at the first missing one
+    if next(pieces, None) is not None:
+        raise UserError(f"{pattern}: stands for more than {MOST_SHARDS:,} files")
+    return sorted(found)
 
 
-def expand_braces(pattern: str) -> list[str]:
+def expand_braces(pattern: str) -> Iterator[str]:
     """`{08..10}` and `{a,b}` as a shell expands them, any number of times."""
     found = BRACES.search(pattern)
     if found is None:
-        return [pattern]
+        yield pattern
+        return
     first, last, words = found.groups()
     if words is not None:
-        choices = words.split(",")
+        choices: Iterable[str] = words.split(",")
     else:
         padded = any(len(number) > 1 and number[0] == "0" for number in (first, last))
         width = max(len(first), len(last)) if padded else 0
         low, high = sorted((int(first), int(last)))
-        choices = [str(number).zfill(width) for number in range(low, high + 1)]
+        choices = (str(number).zfill(width) for number in range(low, high + 1))
     before, after = pattern[: found.start()], pattern[found.end() :]
-    return [whole for choice in choices for whole in expand_braces(before + choice + after)]
+    for choice in choices:
+        yield from expand_braces(before + choice + after)
 
 
 def _matches(piece: str) -> list[Path]:

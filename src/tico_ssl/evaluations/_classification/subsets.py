@@ -5,9 +5,9 @@ from pathlib import Path, PurePath
 import torch
 from torch import Tensor
 
-from tico_ssl.data.names import printable
 from tico_ssl.data.source import Source
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.randomness import generator
 
 

@@ -1,0 +1,77 @@
+"""What a run remembers of its images, so that it is not resumed with others.
+
+Digests of whole data sets would take as long as reading them, so this is a glance: the number of images, some of their
+names, all labels, and the bytes of a few images, or of all that are in memory anyway. It finds data that were
+exchanged, reordered, relabelled or rewritten; a flipped bit in one of a million files it finds by chance only. A packed
+file has a checksum of every image, which is verified when the image is used.
+"""
+
+import json
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import torch
+
+from tico_ssl.data.decoding import BadImage
+from tico_ssl.data.source import Source
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.files import write_atomically
+
+SOME_NAMES, FEW_IMAGES = 1_000, 64
+PIECE = 1_024  # images whose checksum is computed at once
+
+Glance = dict[str, int | None]
+
+
+def glance(source: Source) -> Glance:
+    """Numbers that differ, very likely, if the images or their labels do. None: cannot be known."""
+    return {
+        "images": len(source),
+        "names": _of_names(source),
+        "labels": None if source.labels is None else crc32(np.ascontiguousarray(source.labels.numpy()).data),
+        "content": _of_content(source),
+    }
+
+
+def require_same_images(source: Source, file: Path) -> None:
+    """Write the numbers of a new run's images to a file; refuse to resume a run with images that have others."""
+    now = glance(source)
+    if not file.is_file():
+        write_atomically(file, json.dumps(now) + "\n")
+        return
+    try:
+        before = json.loads(file.read_text(encoding="utf-8"))
+        changed = [key for key, value in now.items() if None not in (value, before[key]) and value != before[key]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file}: damaged; remove it to resume with the images as they are now") from error
+    if changed:
+        raise UserError(
+            f"{source.name}: not the images that the run began with ({', '.join(changed)} changed): restore them, "
+            f"or start a new run; to resume nevertheless, remove {file}"
+        )
+
+
+def _of_names(source: Source) -> int:
+    chosen = source.limited(SOME_NAMES)
+    return crc32("\0".join(chosen.names(i) for i in range(len(chosen))).encode(errors="surrogatepass"))
+
+
+def _of_content(source: Source) -> int | None:
+    found = 0
+    if source.images is not None and not source.mapped:
+        for places in torch.arange(len(source)).split(PIECE):
+            found = crc32(source.take(places).contiguous().numpy().data, found)
+        return found
+    chosen = source.limited(FEW_IMAGES)
+    for i in range(len(chosen)):
+        if source.images is not None:
+            found = crc32(chosen.fetch(i).contiguous().numpy().data, found)
+        elif chosen.content is not None:
+            try:
+                found = crc32(chosen.content(i), found)
+            except BadImage:
+                found = crc32(b"unreadable", found)
+        else:
+            return None
+    return found
