@@ -26,6 +26,9 @@ def written_atomically(path: Path, alone: bool = False) -> Iterator[Path]:
         sync(temporary)
         os.replace(temporary, path)  # noqa: PTH105 - atomic
         sync(path.parent)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # writes do not say which file they failed on
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
