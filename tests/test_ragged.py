@@ -1,4 +1,4 @@
-"""Ragged images, and crops of them that are torch's own bit for bit. Without a GPU, Triton's interpreter runs the kernels."""
+"""Ragged images, and crops of them that are torch's own bit for bit. Without a GPU the kernels are interpreted."""
 
 import pytest
 import torch

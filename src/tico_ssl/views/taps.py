@@ -1,8 +1,8 @@
 """The weights with which torch resizes eight-bit images on a CPU, in integers.
 
 torch resamples uint8 images, antialiased, first their columns and then their rows; each output pixel is a sum of input
-pixels with 16-bit weights, rounded to eight bits. The weights depend only on the number of pixels before and after, so a
-table of them gives the same bits on any device.
+pixels with 16-bit weights, rounded to eight bits. The weights depend only on the number of pixels before and after, so
+a table of them gives the same bits on any device.
 """
 
 import functools
@@ -50,9 +50,10 @@ def taps(extent: int, size: int, interpolation: Interpolation) -> Taps:
 
 
 def _kernel(distance: np.ndarray, interpolation: Interpolation) -> np.ndarray:
-    x = np.abs(distance)
+    x: np.ndarray = np.abs(distance)
     if interpolation == "bilinear":
-        return np.maximum(1 - x, 0.0)
+        triangle: np.ndarray = np.maximum(1 - x, 0.0)
+        return triangle
     near, far = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
     return np.where(x < 1, near, np.where(x < 2, far, 0.0))
 
