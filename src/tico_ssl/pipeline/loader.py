@@ -49,6 +49,7 @@ class Loader:
         workers: int = 1,
         bad: BadFiles | None = None,
         resident: bool = True,
+        store: Store | None = None,
     ) -> None:
         world = distributed.world_size()
         if batch_size % world:
@@ -63,6 +64,8 @@ class Loader:
         local = batch_size // world
         self._mine = slice(distributed.rank() * local, (distributed.rank() + 1) * local)
         self._resident: Tensor | None = None  # all images, if they fit on the device
+        self._ragged: Ragged | None = None  # the same for images of different sizes, once they have been decoded
+        self._store, self._may_reside = store, resident
         self._stream: Stream | None = None
         self._waited = 0.0
         self.storage = "memory-mapped" if source.mapped else "in memory"
@@ -74,7 +77,13 @@ class Loader:
 
     def iterate(self, start: int, stop: int) -> Generator[RawBatch]:
         """The batches of steps `start` to `stop`; files are decoded ahead."""
-        yield from self._streamed(start, stop) if self._stream is not None else self._taken(start, stop)
+        while start < stop and self._stream is not None and self._ragged is None:
+            epoch_end = (start // self.steps_per_epoch + 1) * self.steps_per_epoch
+            end = stop if self._store is None else min(stop, epoch_end)
+            yield from self._streamed(start, end)
+            start = end
+            self._settle()
+        yield from self._taken(start, stop)
 
     def take_waited(self) -> float:
         """Seconds spent waiting for images since the last call."""
@@ -89,6 +98,12 @@ class Loader:
     def _taken(self, start: int, stop: int) -> Iterator[RawBatch]:
         for step in range(start, stop):
             index = self.indices(step)
+            if self._ragged is not None:
+                sizes = self._sizes[index].to(torch.float32)
+                decisions = sent(self.views.decide(self._uniforms(step), sizes), self.device)
+                crops = self.views.crop(self._ragged.take(sent(index, self.device)), decisions)
+                yield self._raw_batch(crops, decisions, index)
+                continue
             if self._resident is not None:
                 images = self._resident[sent(index, self.device)]
             else:
@@ -129,6 +144,8 @@ class Loader:
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """An asynchronous copy to the device, from pinned memory: otherwise the host would wait for the stream."""
+    if tensor.device == device:
+        return tensor
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 

@@ -6,20 +6,23 @@ So a run may keep its images in files, in memory or on the GPU, and change that 
 # Triton's compiler, not Python, gives the functions below their types.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from tico_ssl.config.views import Interpolation
 from tico_ssl.data.ragged import Ragged
 from tico_ssl.views.kernels import HEIGHT, LEFT, MIRRORED, TOP, WIDTH
-from tico_ssl.views.taps import TapTable
+from tico_ssl.views.taps import TapTable, tap_table
 
 
-def resized_crop(images: Ragged, box: Tensor, size: int, table: TapTable, tallest: int) -> Tensor:
-    """uint8 crops (N, C, size, size); box has the columns of `PLACE`, and no box is higher than `tallest`."""
-    n, channels = len(images), images.channels
-    box = box.to(torch.float32)
+def resized_crop(images: Ragged, box: Tensor, size: int, interpolation: Interpolation = "bicubic") -> Tensor:
+    """uint8 crops (N, C, size, size); box has the columns of `PLACE`."""
+    n, channels, tallest = len(images), images.channels, images.largest
+    box, table = box.to(torch.float32), _table(tallest, size, interpolation, images.device)
     squeezed = torch.empty((n, channels, tallest, size), dtype=torch.uint8, device=box.device)
     resized = torch.empty((n, channels, size, size), dtype=torch.uint8, device=box.device)
     block = 32 if size <= 32 else 64
@@ -30,6 +33,11 @@ def resized_crop(images: Ragged, box: Tensor, size: int, table: TapTable, talles
     )  # fmt: skip
     _squeeze_rows[(planes, steps, steps)](squeezed, box, box.stride(0), *table, resized, channels, tallest, size, block)
     return resized
+
+
+@functools.lru_cache(maxsize=16)
+def _table(largest: int, size: int, interpolation: Interpolation, device: torch.device) -> TapTable:
+    return tap_table(largest, size, interpolation).to(device)
 
 
 @triton.jit

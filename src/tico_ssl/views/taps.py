@@ -5,7 +5,6 @@ pixels with 16-bit weights, rounded to eight bits. The weights depend only on th
 a table of them gives the same bits on any device.
 """
 
-import functools
 import math
 from typing import NamedTuple
 
@@ -71,7 +70,6 @@ class TapTable(NamedTuple):
         return TapTable(*(part.to(device) for part in self))
 
 
-@functools.lru_cache(maxsize=16)
 def tap_table(largest: int, size: int, interpolation: Interpolation) -> TapTable:
     """The taps of extents 1 to `largest`, resized to `size`."""
     found = [taps(extent, size, interpolation) for extent in range(1, largest + 1)]
