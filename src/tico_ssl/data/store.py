@@ -29,10 +29,11 @@ HEAD = 64  # bytes before the first image, so that none begins at 0
 
 
 class Store:
-    """The decoded images of a source, as far as they were asked for."""
+    """The decoded images of a source, as far as they were asked for; about `expected` bytes in all."""
 
-    def __init__(self, source: Source, channels: int, capacity: int) -> None:
-        self.source, self.channels, self.capacity = source, channels, HEAD + capacity
+    def __init__(self, source: Source, channels: int, expected: int) -> None:
+        self.source, self.channels, self.expected = source, channels, expected
+        self.capacity = HEAD + round(SPARE * expected)
         self._memory = torch.frombuffer(mmap.mmap(-1, self.capacity), dtype=torch.uint8)
         index = np.frombuffer(mmap.mmap(-1, 8 * (3 * len(source) + 1)), np.int64)
         self._index, self._used = index[1:].reshape(len(source), 3), index[:1]
@@ -55,6 +56,11 @@ class Store:
             raise
         self._keep(place, image)
         return image
+
+    def ensure(self, place: int) -> None:
+        """Decode an image if no process has yet."""
+        with suppress(BadImage):
+            self.fetch(place)
 
     @property
     def bytes(self) -> int:
@@ -94,7 +100,7 @@ class Store:
 def store_for(source: Source, channels: int) -> Store | None:
     """A store for the images of a source in memory, if they fit."""
     size = _estimated_bytes(source)
-    return Store(source, channels, round(SPARE * size)) if SPARE * size < FREE_SHARE * free_memory() else None
+    return Store(source, channels, size) if SPARE * size < FREE_SHARE * free_memory() else None
 
 
 def _estimated_bytes(source: Source) -> int:
@@ -114,5 +120,6 @@ def free_memory() -> int:
         free = next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), 0)
     with suppress(OSError, ValueError):  # no control group, or no limit ("max")
         limit, used = (int((GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        free = min(free, limit - used)
+        held = dict(line.split() for line in (GROUP / "memory.stat").read_text().splitlines())
+        free = min(free, limit - used + int(held.get("inactive_file", 0)))  # what is cached gives way
     return max(0, free)

@@ -11,6 +11,7 @@ from tico_ssl.config.views import shorter_side
 from tico_ssl.data.bad_files import BadFiles, readable, survey
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_training
+from tico_ssl.data.store import store_for
 from tico_ssl.methods._base import Method
 from tico_ssl.methods._base import build_method as method_of
 from tico_ssl.networks.backbones import build_backbone
@@ -75,9 +76,13 @@ def prepare(recipe: Recipe, device: torch.device) -> Setup:
     source = open_training(data, recipe.backbone.channels, shorter_side(recipe.views, data.image_size))
     bad, workers = BadFiles(), settings.workers or default_workers()
     survey(source, data.most_bad, bad, workers)
+    store = None
+    if data.store == "auto" and source.images is None and not distributed.active():
+        store = store_for(source, recipe.backbone.channels)
+        source = source if store is None else store.stored()
     precision = resolve_precision(settings.precision, device)
     views = Views(recipe.views, data.image_size, data.mean, data.std, precision)
-    loader = Loader(source, views, settings.batch_size, settings.seed, device, workers, bad, data.on_gpu)
+    loader = Loader(source, views, settings.batch_size, settings.seed, device, workers, bad, data.on_gpu, store)
     method = build_method(recipe, device, precision)
     method.check_data(len(source), source.labels)
     plan = Plan.of(recipe, loader.steps_per_epoch)
