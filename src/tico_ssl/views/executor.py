@@ -213,7 +213,9 @@ def _no_kernels(device: torch.device) -> str | None:
     assert kernels is not None
     try:
         image = torch.zeros(1, operations.COLOURS, 8, 8, dtype=torch.uint8, device=device)
-        trial = kernels.resized_crop(image, torch.ones(1, PLACE.width, device=device), 8)
+        box = torch.ones(1, PLACE.width, device=device)
+        ragged_kernels.resized_crop(Ragged.of([image[0]]), box, 8)
+        trial = kernels.resized_crop(image, box, 8)
         decisions = torch.ones(1, kernels.COLUMNS.width, device=device)
         kernels.finish(trial, decisions, 3, False, (0.0,) * 3, (1.0,) * 3, torch.float32)
     except Exception as error:  # compilers fail in many ways; the views are the same without them
