@@ -28,8 +28,11 @@ class DataConfig(Section):
     resolution."""
     most_bad: Annotated[float, Field(ge=0, le=1)] = 0.05
     """Fraction of unreadable files above which a run refuses to start."""
+    store: Literal["auto", "none"] = "auto"
+    """Files: keep decoded images in memory if they take less than half of what is free, so that each is decoded once;
+    none: decode them in every epoch. Does not affect results."""
     on_gpu: bool = True
-    """Keep images of one size on the GPU if they take less than two fifths of its free memory."""
+    """Keep images on the GPU if they take less than two fifths of its free memory."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """Train on this number of images, evenly spaced in the data set (textures: generate this number); default: all."""
     mean: Values = (0.485, 0.456, 0.406)

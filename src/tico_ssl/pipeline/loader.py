@@ -2,7 +2,8 @@
 
 So a loader has no state to save and starts at any step. Each process loads its slice of the global batch. Images in
 memory, memory-mapped or on the device are loaded whole and cropped on the device; files are decoded by worker
-processes, which also cut the crops, so that only the views' pixels are transferred.
+processes, which also cut the crops, so that only the views' pixels are transferred. A store keeps decoded images in
+memory; if they fit on a GPU, they are cropped there from the second epoch on.
 """
 
 import time
@@ -14,12 +15,15 @@ import torch
 from torch import Tensor
 
 from tico_ssl.data.bad_files import BadFiles
+from tico_ssl.data.ragged import Ragged
 from tico_ssl.data.source import Source
+from tico_ssl.data.store import Store
 from tico_ssl.pipeline.streaming import Stream, Task
+from tico_ssl.pipeline.workers import ahead
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.randomness import generator
-from tico_ssl.views.executor import Views, sizes_of
+from tico_ssl.views.executor import Views, by_kernels, sizes_of
 
 RESIDENT_SHARE = 0.4  # fraction of the device's free memory that the images may take
 PIECE = 1024  # images moved to the device at a time, so that mapped ones are never in memory all at once
@@ -49,6 +53,7 @@ class Loader:
         workers: int = 1,
         bad: BadFiles | None = None,
         resident: bool = True,
+        store: Store | None = None,
     ) -> None:
         world = distributed.world_size()
         if batch_size % world:
@@ -63,18 +68,31 @@ class Loader:
         local = batch_size // world
         self._mine = slice(distributed.rank() * local, (distributed.rank() + 1) * local)
         self._resident: Tensor | None = None  # all images, if they fit on the device
+        self._ragged: Ragged | None = None  # the same for images of different sizes, once they have been decoded
+        self._store = store if resident and by_kernels(device) else None
         self._stream: Stream | None = None
         self._waited = 0.0
         self.storage = "memory-mapped" if source.mapped else "in memory"
         if source.images is None:
             self._stream = Stream(source, views.crop_bytes, views.bytes_per_image, local, workers, device, self.bad)
             self.storage = self._stream.name
+            if store is not None:
+                self.storage += f", each once: about {store.expected / 1e9:.2g} GB in memory"
         elif resident and device.type == "cuda" and _fits(source, device):
             self._resident, self.storage = _on_device(source, device), "on the GPU"
 
     def iterate(self, start: int, stop: int) -> Generator[RawBatch]:
         """The batches of steps `start` to `stop`; files are decoded ahead."""
-        yield from self._streamed(start, stop) if self._stream is not None else self._taken(start, stop)
+        if self._stream is None:
+            yield from self._taken(start, stop)
+            return
+        while start < stop and self._ragged is None:
+            epoch_end = (start // self.steps_per_epoch + 1) * self.steps_per_epoch
+            end = stop if self._store is None else min(stop, epoch_end)
+            yield from self._streamed(start, end)
+            start = end
+            self._settle()
+        yield from self._cut(start, stop)
 
     def take_waited(self) -> float:
         """Seconds spent waiting for images since the last call."""
@@ -95,6 +113,26 @@ class Loader:
                 with self._waiting():
                     images = sent(self.source.take(index), self.device)
             yield self._raw_batch(images, self.views.decide(self._uniforms(step), sizes_of(images)), index)
+
+    def _cut(self, start: int, stop: int) -> Iterator[RawBatch]:
+        """From decoded images on the GPU: the crops that workers would have cut, to the bit."""
+        for step in range(start, stop):
+            assert self._ragged is not None
+            index = self.indices(step)
+            decisions = sent(self.views.decide(self._uniforms(step), self._sizes[index]), self.device)
+            crops = self.views.crop(self._ragged.take(sent(index, self.device)), decisions)
+            yield self._raw_batch(crops, decisions, index)
+
+    def _settle(self) -> None:
+        """After an epoch, decode what it left out; then all images move to the GPU, if they fit."""
+        store, self._store = self._store, None  # one try
+        if store is None or self._stream is None:
+            return
+        for _ in ahead(store.ensure, store.missing(), self._stream.workers, self._stream.processes):
+            pass
+        if not store.missing() and _has_room(store.bytes, self.device):
+            ragged = store.ragged()
+            self._ragged, self._sizes = ragged.to(self.device), ragged.sizes.to(torch.float32)
 
     def _streamed(self, start: int, stop: int) -> Iterator[RawBatch]:
         assert self._stream is not None
@@ -129,13 +167,19 @@ class Loader:
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """An asynchronous copy to the device, from pinned memory: otherwise the host would wait for the stream."""
+    if tensor.device == device:
+        return tensor
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _fits(source: Source, device: torch.device) -> bool:
     assert source.images is not None
+    return _has_room(len(source) * source.images[0].numel(), device)
+
+
+def _has_room(size: int, device: torch.device) -> bool:
     free, _ = torch.cuda.mem_get_info(device)
-    return len(source) * source.images[0].numel() < RESIDENT_SHARE * free
+    return size < RESIDENT_SHARE * free
 
 
 def _on_device(source: Source, device: torch.device) -> Tensor:

@@ -13,6 +13,7 @@ from tico_ssl.data.bad_files import BadFiles, readable, survey
 from tico_ssl.data.fingerprint import require_same_images
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_training
+from tico_ssl.data.store import store_for
 from tico_ssl.methods._base import Method
 from tico_ssl.methods._base import build_method as method_of
 from tico_ssl.networks.backbones import build_backbone
@@ -94,8 +95,12 @@ def prepare(recipe: Recipe, device: torch.device, source: Source | None = None) 
     if source is None:
         source = open_training(data, recipe.backbone.channels, shorter_side(recipe.views, data.image_size))
         survey(source, data.most_bad, bad, workers)
+    store = None
+    if data.store == "auto" and source.images is None and not distributed.active():
+        store = store_for(source, recipe.backbone.channels)
+        source = source if store is None else store.stored()
     views = build_views(recipe, device)
-    loader = Loader(source, views, settings.batch_size, settings.seed, device, workers, bad, data.on_gpu)
+    loader = Loader(source, views, settings.batch_size, settings.seed, device, workers, bad, data.on_gpu, store)
     learner = build_learner(recipe, device, views, loader.steps_per_epoch)
     learner.method.check_data(len(source), source.labels)
     return Setup(**vars(learner), source=source, loader=loader)

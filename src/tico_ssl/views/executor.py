@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tico_ssl.config.views import ViewPolicy
+from tico_ssl.data.ragged import Ragged
 from tico_ssl.runtime import fallbacks
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.randomness import named_generator
@@ -33,9 +34,9 @@ from tico_ssl.views.table import (
 )
 
 try:
-    from tico_ssl.views import kernels
+    from tico_ssl.views import kernels, ragged_kernels
 except ImportError:  # Triton comes with torch on Linux only
-    kernels = None  # type: ignore[assignment]
+    kernels = ragged_kernels = None  # type: ignore[assignment]
 
 LARGE = 160  # pixels of a view from which a CPU is faster image by image, since one image stays in its cache
 BOX = PLACE.columns(CROP)
@@ -115,9 +116,11 @@ class Views:
         """The columns of jigsaw pieces, (N, pieces, columns), of one view (N, columns)."""
         return torch.unflatten(numbers[:, self._whole.width :], 1, (-1, self._piece.width))
 
-    def crop(self, images: Tensor | Sequence[Tensor], decisions: Tensor) -> tuple[Tensor, ...]:
-        """The crops of uint8 images, resized and flipped: (N, C, side, side) per view, as uint8 or in [0, 1]."""
-        places = decisions[..., : PLACE.width].to(images[0].device)
+    def crop(self, images: Tensor | Sequence[Tensor] | Ragged, decisions: Tensor) -> tuple[Tensor, ...]:
+        """The crops of uint8 images, resized and flipped: (N, C, side, side) per view, as uint8 or in [0, 1]. Those of
+        ragged images are those of `crop_bytes`, to the bit, on any device."""
+        device = images.device if isinstance(images, Ragged) else images[0].device
+        places = decisions[..., : PLACE.width].to(device)
         return tuple(self._crop(images, places[:, number], policy) for number, policy in enumerate(self.policies))
 
     def crop_bytes(self, image: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
@@ -146,12 +149,14 @@ class Views:
         decisions = self.decide(uniforms, sizes_of(images).to(uniforms.device))
         return self.finish(self.crop(images, decisions), decisions)
 
-    def _crop(self, images: Tensor | Sequence[Tensor], places: Tensor, policy: ViewPolicy) -> Tensor:
+    def _crop(self, images: Tensor | Sequence[Tensor] | Ragged, places: Tensor, policy: ViewPolicy) -> Tensor:
         side = policy.side(self.image_size)
+        if isinstance(images, Ragged) and by_kernels(images.device):
+            return ragged_kernels.resized_crop(images, places, side, policy.interpolation)
         if isinstance(images, Tensor) and images.dtype == torch.uint8 and by_kernels(images.device):
             dtype = kernels.STORED if self._finished_by_kernels(images, policy) else torch.float32
             return kernels.resized_crop(images, places, side, dtype, policy.interpolation)
-        if suits_kernel(images):  # a quarter of the memory, without loss
+        if isinstance(images, Ragged) or suits_kernel(images):  # a quarter of the memory, without loss
             crops = zip(images, places.int().tolist(), strict=True)
             return torch.stack([resized_bytes(*crop, side, policy.interpolation) for crop in crops])
         box, flip = PLACE.named(places, CROP), PLACE.named(places, FLIP)["apply"]
@@ -208,7 +213,9 @@ def _no_kernels(device: torch.device) -> str | None:
     assert kernels is not None
     try:
         image = torch.zeros(1, operations.COLOURS, 8, 8, dtype=torch.uint8, device=device)
-        trial = kernels.resized_crop(image, torch.ones(1, PLACE.width, device=device), 8)
+        box = torch.ones(1, PLACE.width, device=device)
+        ragged_kernels.resized_crop(Ragged.of([image[0]]), box, 8)
+        trial = kernels.resized_crop(image, box, 8)
         decisions = torch.ones(1, kernels.COLUMNS.width, device=device)
         kernels.finish(trial, decisions, 3, False, (0.0,) * 3, (1.0,) * 3, torch.float32)
     except Exception as error:  # compilers fail in many ways; the views are the same without them

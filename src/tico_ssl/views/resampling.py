@@ -52,10 +52,7 @@ def resized_crop(
 
 
 def resized_bytes(image: Tensor, box: Sequence[int], size: int, interpolation: Interpolation = "bicubic") -> Tensor:
-    """The same for one uint8 image (C, H, W) on a CPU, rounded to eight bits as PIL does."""
-    if not suits_kernel(image):
-        resized = _resample(image[None], [torch.tensor([value]) for value in box], size, interpolation)[0]
-        return resized.mul_(255).round_().to(torch.uint8)
+    """The same for one uint8 image (C, H, W) on a CPU, in integers and rounded to eight bits, as PIL does."""
     top, left, height, width, flip = box
     cut = image[None, :, top : top + height, left : left + width]
     resized = F.interpolate(cut, (size, size), mode=interpolation, antialias=True)[0]
