@@ -24,7 +24,14 @@ from tico_ssl.runtime.json_lines import read_json_lines
 from tico_ssl.runtime.locks import LOCK
 
 MOST_SHOWN = 5  # differences of recipes in a message
-MAY_CHANGE = ("description", "training.log_every", "training.workers", "training.keep_", "training.checkpoint_")
+MAY_CHANGE = (
+    "description",
+    "data.store",
+    "training.log_every",
+    "training.workers",
+    "training.keep_",
+    "training.checkpoint_",
+)
 """Settings that do not affect the weights, by the beginning of their names: a resumed run may have others."""
 
 
