@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from faults import FAULTS
 from test_pretrain import assert_same, interrupt_after, state_of, without_clock
 from tico_ssl import pretrain
 from tico_ssl.cli import app
@@ -32,7 +33,6 @@ from tico_ssl.training import checkpoint
 from tico_ssl.training.checkpoint import Damaged, Position, StopRequest, kept, read_checkpoint, restore, save_checkpoint
 
 CPU = torch.device("cpu")
-SCALE = int(os.environ.get("TICO_FAULTS", "1"))
 
 
 def a_model(seed=0):
@@ -86,9 +86,10 @@ def test_checksums_follow_every_part_of_nested_values():
     assert damage({"b": values["b"]}, manifest).endswith("(and 1 more)")
 
 
+@pytest.mark.faults
 def test_no_flipped_bit_of_a_checkpoint_is_used(tmp_path):
     path, found = saved(tmp_path / "last.pt"), 0
-    for bit in flips(path, 60 * SCALE):
+    for bit in flips(path, 60 * FAULTS):
         with pytest.raises(Damaged) as caught:
             read_checkpoint(path)
         assert "\n" not in str(caught.value), bit
@@ -97,11 +98,12 @@ def test_no_flipped_bit_of_a_checkpoint_is_used(tmp_path):
     assert read_checkpoint(path)["step"] == 1
 
 
+@pytest.mark.faults
 def test_no_flipped_bit_of_a_backbone_is_used(tmp_path):
     backbone, path = build_backbone(BackboneConfig(name="tico/resnet10-w2"), 8), tmp_path / "b.safetensors"
     save_backbone(backbone, path)
     found = 0
-    for bit in flips(path, 60 * SCALE):
+    for bit in flips(path, 60 * FAULTS):
         with pytest.raises(UserError) as caught:
             load_backbone(path)
         assert str(path) in str(caught.value) and "\n" not in str(caught.value), bit
@@ -300,9 +302,10 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(copied, whole, c
     assert_like(run, whole[1])
 
 
+@pytest.mark.faults
 def test_killed_at_any_moment_and_inside_any_write_a_run_ends_to_the_same_bits(tmp_path):
     script = Path(__file__).with_name("kills.py")
-    command = [sys.executable, str(script), str(tmp_path), str(3 * SCALE), str(SCALE)]
+    command = [sys.executable, str(script), str(tmp_path), str(3 * FAULTS), str(FAULTS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     count = json.loads(done.stdout.splitlines()[-1])

@@ -1,13 +1,13 @@
 """Damaged text files of a run or a study: every command says so in one line, and goes on with what is readable."""
 
 import json
-import os
 import random
 import shutil
 import sys
 
 import pytest
 
+from faults import FAULTS
 from tico_ssl import evaluate
 from tico_ssl.cli import main
 from tico_ssl.config.recipe import dump_recipe
@@ -15,7 +15,6 @@ from tico_ssl.config.study import Variant
 from tico_ssl.report import static
 from tico_ssl.studies.cost import Cost, cost_file, read_cost, write_cost
 
-FAULTS = int(os.environ.get("TICO_FAULTS", "1"))
 READING = ("compare", "csv", "report")
 FILES = {  # and the commands that read them
     "recipe.yaml": (*READING, "evaluate", "embed", "export", "resume"),
@@ -107,6 +106,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_every_command_says_in_one_line_what_is_damaged(copy, tmp_path, capsys, monkeypatch, file, damage):

@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from faults import FAULTS
 from tico_ssl import load_backbone
 from tico_ssl.config.recipe import load_recipe, packaged_recipes, parse_override
 from tico_ssl.config.sections import DataConfig
@@ -44,7 +45,6 @@ from tico_ssl.training.checkpoint import restore, save_checkpoint
 
 pytestmark = pytest.mark.faults
 
-FAULTS = int(os.environ.get("TICO_FAULTS", "1"))
 SECONDS = 10  # for one input, on a busy machine
 MEGABYTES = 1_500  # more than before, at most
 

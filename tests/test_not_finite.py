@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import sys
 from random import Random
 
@@ -11,6 +10,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from faults import FAULTS
 from tico_ssl import pretrain
 from tico_ssl.cli import main
 from tico_ssl.methods._base import Encoded, Method, StepOutput
@@ -168,10 +168,11 @@ def test_the_batch_that_made_it_is_kept_with_its_views_and_the_state_before(tmp_
     assert any("in the loss of step 5" in line for line in start.replay(run.folder))
 
 
+@pytest.mark.faults
 def test_wherever_it_begins_it_is_found_and_never_saved(tmp_path, tiny, monkeypatch):
     """The loss or one tensor, at one step: the newest checkpoint is from before and finite, and the step is found.
     TICO_FAULTS times three trials."""
-    random, trials = Random(0), 3 * int(os.environ.get("TICO_FAULTS", "1"))
+    random, trials = Random(0), 3 * FAULTS
     tiny |= {"training.checkpoint_seconds": 0.0}
     names = [name for name, value in fresh_state(tiny).items() if value.is_floating_point()]
     for trial in range(trials):

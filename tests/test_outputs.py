@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import tico_ssl
+from faults import FAULTS
 from tico_ssl import evaluate
 from tico_ssl.cli import main
 from tico_ssl.evaluations._context import _finished
@@ -26,8 +27,6 @@ from tico_ssl.results.run_folder import Run
 from tico_ssl.results.table import Cell, Sheet
 from tico_ssl.runtime.errors import UserError, memory_advice, one_line
 from tico_ssl.runtime.json_lines import append_json_line, parsed_lines, read_json_lines, sealed, write_json_lines
-
-FAULTS = int(os.environ.get("TICO_FAULTS", "1"))
 
 
 def permissions() -> int:
@@ -183,6 +182,7 @@ def test_a_full_disk_costs_the_cache_not_the_features(tmp_path, capsys, full_dis
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.faults
 def test_flipped_bits_in_cached_features_are_found(tmp_path, capsys):
     file = tmp_path / "a.safetensors"
     made = Extracted(torch.rand(6, 4), torch.arange(6))

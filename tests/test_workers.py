@@ -11,11 +11,11 @@ import time
 
 import pytest
 
+from faults import FAULTS
 from tico_ssl.pipeline import workers as module
 from tico_ssl.pipeline.workers import ahead, chosen_workers
 from tico_ssl.runtime.errors import UserError, signal_name
 
-FAULTS = int(os.environ.get("TICO_FAULTS", "1"))
 pytestmark = pytest.mark.skipif(not module.CAN_FORK, reason="no worker processes here")
 
 
@@ -42,6 +42,7 @@ def numbered(number: int) -> tuple[int, int]:
     return number, os.getpid()
 
 
+@pytest.mark.faults
 def test_a_worker_killed_at_any_moment_is_one_line_and_the_others_end():
     draw = random.Random(0)
     for _ in range(5 * FAULTS):
