@@ -27,7 +27,8 @@ def written_atomically(path: Path, alone: bool = False) -> Iterator[Path]:
         os.replace(temporary, path)  # noqa: PTH105 - atomic
         sync(path.parent)
     except OSError as error:
-        error.filename = error.filename or str(path)  # writes do not say which file they failed on
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)  # writes do not say which file they failed on
         raise
     finally:
         temporary.unlink(missing_ok=True)
