@@ -432,7 +432,7 @@ def main() -> None:
     except Exception as error:
         if (line := one_line(error)) is None:
             raise
-        sys.stderr.write(f"error: {printable(line)}\n")
+        sys.stderr.write(f"error: {line}\n")
         _silence()
         sys.exit(getattr(error, "exit_code", UserError.exit_code))
 

@@ -107,4 +107,4 @@ def signal_name(number: int) -> str:
 def one_line(error: BaseException) -> str | None:
     """An error that needs no traceback, in one line; None for an error of the program."""
     line = str(error) if isinstance(error, UserError) else refusal(error) or shortage(error)
-    return None if line is None else re.sub(r"\s*\n\s*", " ", line)  # libraries' reasons may have several
+    return None if line is None else printable(re.sub(r"\s*\n\s*", " ", line))  # libraries' reasons may have several
