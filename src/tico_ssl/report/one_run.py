@@ -86,7 +86,7 @@ def sections(
 
 def views(record: Record) -> Section:
     """The contact sheet."""
-    sheet = record.run.folder / "views.png"
+    sheet = record.run.views_file
     if not sheet.is_file():
         return Section("views", "Views", [paragraph("The run has no contact sheet (views.png).", class_="missing")])
     text = "Top row: images of the first batch. Below: their augmented views. The images should still be recognisable."

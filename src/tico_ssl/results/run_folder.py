@@ -73,6 +73,21 @@ class Run:
     def bad_files_file(self) -> Path:
         return self.folder / "bad_files.jsonl"
 
+    @property
+    def images_file(self) -> Path:
+        """By what the images are recognised on resume."""
+        return self.folder / "images.json"
+
+    @property
+    def views_file(self) -> Path:
+        """Contact sheet of the first batch."""
+        return self.folder / "views.png"
+
+    def of_training(self) -> tuple[Path, ...]:
+        """The files that training writes."""
+        logs = (self.metrics_file, self.spectrum_file, self.bad_files_file, self.images_file, self.views_file)
+        return self.recipe_file, self.environment_file, *logs, self.checkpoint_file, self.backbone_file
+
     def recipe(self) -> Recipe:
         """The resolved recipe."""
         return load_recipe(self.recipe_file)
@@ -143,8 +158,7 @@ def create_run(folder: Path, recipe: Recipe, overwrite: bool) -> None:
     if overwrite and run.recipe_file.is_file():
         _clear(run)
     run.checkpoint_file.parent.mkdir(parents=True, exist_ok=True)
-    mine = (run.recipe_file, run.environment_file, run.metrics_file, run.spectrum_file, run.bad_files_file)
-    for file in (*mine, run.checkpoint_file, run.backbone_file):
+    for file in run.of_training():  # other files may be another command's, at work now
         remove_temporaries(file)
     if not run.recipe_file.is_file():
         write_atomically(run.environment_file, json.dumps(environment(), indent=2) + "\n")

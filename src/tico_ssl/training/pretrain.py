@@ -61,7 +61,7 @@ def train(recipe: Recipe, run: Run, device: torch.device, overwrite: bool = Fals
     _announce(setup, run, begin.step)
     if begin.step < setup.plan.steps:
         if distributed.is_main():
-            require_same_images(setup.source, run.folder / "images.json")
+            require_same_images(setup.source, run.images_file)
         _train(setup, run, begin)
 
 
@@ -173,7 +173,7 @@ class _Moments:
 
     def batches(self, start: int) -> Generator[RawBatch]:
         """Batches of all steps; a contact sheet is drawn of the first batch's views."""
-        setup, sheet = self.setup, self.run.folder / "views.png"
+        setup, sheet = self.setup, self.run.views_file
         for number, raw in enumerate(setup.loader.iterate(start, setup.plan.steps), start):
             if number == 0 and distributed.is_main():
                 places = raw.index[:COLUMNS].tolist()
