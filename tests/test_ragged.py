@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tico_ssl.data.ragged import Ragged
+from tico_ssl.views import executor
 from tico_ssl.views.table import CROP, FLIP, PLACE
 from tico_ssl.views.taps import taps
 
@@ -91,3 +92,15 @@ def test_a_strong_reduction_is_exact_too():
     PLACE.named(box, CROP)["height"].fill_(24), PLACE.named(box, CROP)["width"].fill_(1400)
     crops = ragged_kernels.resized_crop(ragged.to(DEVICE), box.to(DEVICE), 8)
     assert torch.equal(crops[0].cpu(), by_torch(image, box[0], 8, "bicubic"))
+
+
+def test_a_device_is_asked_before_it_cuts_crops(monkeypatch):
+    """The trial compares bits, here with kernels that are interpreted, and with one that is wrong."""
+    monkeypatch.setattr(executor, "by_kernels", lambda device: True)
+    executor.crops_ragged.cache_clear()
+    assert executor.crops_ragged(DEVICE)
+    executor.crops_ragged.cache_clear()
+    right = ragged_kernels.resized_crop
+    monkeypatch.setattr(ragged_kernels, "resized_crop", lambda *given: right(*given) + 1)
+    assert not executor.crops_ragged(DEVICE)
+    executor.crops_ragged.cache_clear()

@@ -97,12 +97,26 @@ def test_ragged_images_are_those_that_a_batch_would_have():
 
 
 def test_a_store_is_for_what_fits_into_half_of_the_free_memory(monkeypatch):
-    source = Source("one", 10, lambda _: torch.zeros(3, 100, 100, dtype=torch.uint8))
+    source = Source("one", 10, lambda _: torch.zeros(3, 100, 100, dtype=torch.uint8), content=lambda _: b"")
     needed = round(2 * SPARE * 10 * 30_000)
     monkeypatch.setattr("tico_ssl.data.store.free_memory", lambda: needed + 10)
     assert store_for(source, 3).expected == 300_000
     monkeypatch.setattr("tico_ssl.data.store.free_memory", lambda: needed - 10)
     assert store_for(source, 3) is None
+
+
+def test_images_that_are_made_anew_each_time_are_not_kept():
+    """A data set of the caller's own may augment them."""
+    assert store_for(Source("given", 10, lambda _: torch.zeros(3, 9, 9, dtype=torch.uint8)), 3) is None
+
+
+def test_a_worker_that_was_killed_with_the_lock_stops_nobody(monkeypatch):
+    monkeypatch.setattr("tico_ssl.data.store.PATIENCE", 0.01)
+    counted = Counted()
+    store = store_of(counted)
+    store._lock.acquire()
+    assert torch.equal(store.fetch(0), counted.images[0])
+    assert 0 in store.missing()
 
 
 def test_free_memory_is_that_of_the_control_group_if_it_has_a_limit(tmp_path, monkeypatch):
@@ -118,7 +132,7 @@ def test_free_memory_is_that_of_the_control_group_if_it_has_a_limit(tmp_path, mo
 @pytest.mark.parametrize("policy", ["byol", "symmetric-small"])
 def test_batches_from_decoded_images_are_those_of_the_stream(policy, monkeypatch):
     """As on a GPU, whose kernel has tests of its own."""
-    monkeypatch.setattr(loading, "by_kernels", lambda device: True)
+    monkeypatch.setattr(loading, "crops_ragged", lambda device: True)
     monkeypatch.setattr(loading, "_has_room", lambda size, device: True)
     views = Views(load_recipe("cifar10/tico", {"views": policy}).views, 24, (0.5,) * 3, (0.25,) * 3)
     counted = Counted()

@@ -25,6 +25,7 @@ SAMPLED = 64  # images that are decoded to estimate the size of all
 BEGIN, HEIGHT, WIDTH = range(3)  # columns of the index
 ABSENT, BAD = 0, -1  # instead of a begin
 GROUP = Path("/sys/fs/cgroup")
+PATIENCE = 1.0  # seconds for the lock: a worker may have been killed while it had it, and then nothing more is kept
 HEAD = 64  # bytes before the first image, so that none begins at 0
 
 
@@ -81,16 +82,26 @@ class Store:
         return Ragged(self._memory[: self.bytes], begins, sizes, self.channels, int(sizes.max()))
 
     def _keep(self, place: int, image: Tensor) -> None:
-        size = image.numel()
-        with self._lock:
-            begin = int(self._used[0])
-            if begin + size > self.capacity or self._index[place, BEGIN] > 0:
-                return
-            self._used[0] = begin + size
+        begin = self._room(place, image.numel())
+        if begin is None:
+            return
         _, height, width = image.shape
         self._memory[begin:].as_strided(image.shape, self._strides(width)).copy_(image)
         self._index[place, HEIGHT:] = height, width
         self._index[place, BEGIN] = begin  # last: from now on other processes read it
+
+    def _room(self, place: int, size: int) -> int | None:
+        """Where an image may be kept; None if there is no room, or it is there already."""
+        if not self._lock.acquire(timeout=PATIENCE):
+            return None
+        try:
+            begin = int(self._used[0])
+            if begin + size > self.capacity or self._index[place, BEGIN] > 0:
+                return None
+            self._used[0] = begin + size
+            return begin
+        finally:
+            self._lock.release()
 
     def _strides(self, width: int) -> tuple[int, int, int]:
         """Strides of an image (C, H, W), channels last."""
@@ -98,7 +109,10 @@ class Store:
 
 
 def store_for(source: Source, channels: int) -> Store | None:
-    """A store for the images of a source in memory, if they fit."""
+    """A store for the images of a source in memory, if they are encoded and fit. Images that a caller's own code makes
+    may be others each time."""
+    if source.content is None:
+        return None
     size = _estimated_bytes(source)
     return Store(source, channels, size) if SPARE * size < FREE_SHARE * free_memory() else None
 

@@ -23,7 +23,7 @@ from tico_ssl.pipeline.workers import ahead
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.randomness import generator
-from tico_ssl.views.executor import Views, by_kernels, sizes_of
+from tico_ssl.views.executor import Views, crops_ragged, sizes_of
 
 RESIDENT_SHARE = 0.4  # fraction of the device's free memory that the images may take
 PIECE = 1024  # images moved to the device at a time, so that mapped ones are never in memory all at once
@@ -69,7 +69,7 @@ class Loader:
         self._mine = slice(distributed.rank() * local, (distributed.rank() + 1) * local)
         self._resident: Tensor | None = None  # all images, if they fit on the device
         self._ragged: Ragged | None = None  # the same for images of different sizes, once they have been decoded
-        self._store = store if resident and by_kernels(device) else None
+        self._store = store if resident and crops_ragged(device) else None
         self._stream: Stream | None = None
         self._waited = 0.0
         self.storage = "memory-mapped" if source.mapped else "in memory"

@@ -95,10 +95,9 @@ def prepare(recipe: Recipe, device: torch.device, source: Source | None = None) 
     if source is None:
         source = open_training(data, recipe.backbone.channels, shorter_side(recipe.views, data.image_size))
         survey(source, data.most_bad, bad, workers)
-    store = None
-    if data.store == "auto" and source.images is None and not distributed.active():
-        store = store_for(source, recipe.backbone.channels)
-        source = source if store is None else store.stored()
+    alone = data.store == "auto" and not distributed.active()
+    store = store_for(source, recipe.backbone.channels) if alone else None
+    source = source if store is None else store.stored()
     views = build_views(recipe, device)
     loader = Loader(source, views, settings.batch_size, settings.seed, device, workers, bad, data.on_gpu, store)
     learner = build_learner(recipe, device, views, loader.steps_per_epoch)

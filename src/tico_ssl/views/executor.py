@@ -213,14 +213,28 @@ def _no_kernels(device: torch.device) -> str | None:
     assert kernels is not None
     try:
         image = torch.zeros(1, operations.COLOURS, 8, 8, dtype=torch.uint8, device=device)
-        box = torch.ones(1, PLACE.width, device=device)
-        ragged_kernels.resized_crop(Ragged.of([image[0]]), box, 8)
-        trial = kernels.resized_crop(image, box, 8)
+        trial = kernels.resized_crop(image, torch.ones(1, PLACE.width, device=device), 8)
         decisions = torch.ones(1, kernels.COLUMNS.width, device=device)
         kernels.finish(trial, decisions, 3, False, (0.0,) * 3, (1.0,) * 3, torch.float32)
     except Exception as error:  # compilers fail in many ways; the views are the same without them
         return fallbacks.reason_of(error)
     return None
+
+
+@functools.cache
+def crops_ragged(device: torch.device) -> bool:
+    """Whether a device cuts crops of ragged images as the CPU does, to the bit, found by a small trial."""
+    if not by_kernels(device):
+        return False
+    image = (torch.arange(3 * 90 * 110) * 7919 % 256).to(torch.uint8).view(3, 90, 110)
+    box = torch.zeros(1, PLACE.width)
+    box[0, BOX] = torch.tensor([3.0, 5.0, 80.0, 100.0])
+    expected = resized_bytes(image, box[0].int().tolist(), 24)
+    try:
+        found = ragged_kernels.resized_crop(Ragged.of([image]).to(device), box.to(device), 24)
+    except Exception:  # compilers fail in many ways; workers cut the same crops
+        return False
+    return torch.equal(found[0].cpu(), expected)
 
 
 def sizes_of(images: Tensor | Sequence[Tensor]) -> Tensor:
