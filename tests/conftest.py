@@ -13,6 +13,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels are then run by an interpreter; read when they are imported
 
 from tico_ssl import pretrain
+from tiny import TINY
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -23,18 +24,7 @@ def _few_threads():
 @pytest.fixture
 def tiny() -> dict:
     """Overrides that make the demo recipe a matter of seconds, and its arithmetic exact to compare."""
-    return {
-        "data.limit": 96,
-        "data.image_size": 16,
-        "backbone.name": "tico/resnet10-w4",
-        "method.hidden": 16,
-        "method.dim": 8,
-        "training.batch_size": 32,
-        "training.epochs": 3,
-        "training.precision": "fp32",
-        "training.log_every_steps": 1,
-        "training.knn_every_epochs": 0,
-    }
+    return dict(TINY)
 
 
 @pytest.fixture(scope="module")

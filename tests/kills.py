@@ -24,24 +24,13 @@ import torch
 from tico_ssl import evaluate, pretrain
 from tico_ssl.results.run_folder import Run
 from tico_ssl.training.checkpoint import read_checkpoint
+from tiny import TINY
 
 ON_THE_WAY = ("torch.utils.tensorboard", "tico_ssl.training.pretrain", "tico_ssl.evaluations.rankme")
 for name in ON_THE_WAY:  # imported once, before processes are forked
     importlib.import_module(name)
 
-SETTINGS = {
-    "data.limit": 96,
-    "data.image_size": 16,
-    "backbone.name": "tico/resnet10-w4",
-    "method.hidden": 16,
-    "method.dim": 8,
-    "training.batch_size": 32,
-    "training.epochs": 3,
-    "training.precision": "fp32",
-    "training.log_every_steps": 2,
-    "training.knn_every_epochs": 0,
-    "training.checkpoint_seconds": 0.0,  # one per epoch
-}
+SETTINGS = TINY | {"training.log_every_steps": 2, "training.checkpoint_seconds": 0.0}  # a checkpoint per epoch
 CLOCK = ("seconds", "images_per_second", "data_wait")
 
 

@@ -31,6 +31,7 @@ from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.locks import InUse, alone_in
 from tico_ssl.training import checkpoint
 from tico_ssl.training.checkpoint import Damaged, Position, StopRequest, kept, read_checkpoint, restore, save_checkpoint
+from tiny import TINY
 
 CPU = torch.device("cpu")
 
@@ -242,18 +243,7 @@ def test_a_checkpoint_of_another_version_is_taken_or_names_its_version(tmp_path,
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run that nothing happened to."""
-    settings = {
-        "data.limit": 96,
-        "data.image_size": 16,
-        "backbone.name": "tico/resnet10-w4",
-        "method.hidden": 16,
-        "method.dim": 8,
-        "training.batch_size": 32,
-        "training.epochs": 3,
-        "training.precision": "fp32",
-        "training.log_every_steps": 1,
-        "training.checkpoint_seconds": 0.0,
-    }
+    settings = TINY | {"training.checkpoint_seconds": 0.0}
     return settings, pretrain("demo", out=tmp_path_factory.mktemp("whole") / "run", overrides=settings)
 
 

@@ -26,8 +26,8 @@ from tico_ssl.methods._base import Batch
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import save_backbone
 from tico_ssl.results.statistics import mean_and_deviation
-from tico_ssl.runtime.errors import UserError
-from tico_ssl.training.checkpoint import Interrupted, StopRequest
+from tico_ssl.runtime.errors import Interrupted, UserError
+from tico_ssl.training.checkpoint import StopRequest
 
 CPU = torch.device("cpu")
 QUICK = {"epochs": 2, "least_steps": 0, "batch_size": 8, "precision": "fp32"}

@@ -489,6 +489,16 @@ def settings(name: str, **values) -> OptimizerConfig:
     return OptimizerConfig(name=name, weight_decay=0.1, one_dimensional_lr_ratio=0.25, **values)
 
 
+def stepped_without_gradient(model, optimizer, lr):
+    """Make a step that only decays; the parameters before it."""
+    before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    set_learning_rate(optimizer, lr)
+    optimizer.step()
+    return before
+
+
 @pytest.mark.parametrize(("name", "kind"), [("lars", LARS), ("sgd", torch.optim.SGD), ("adamw", torch.optim.AdamW)])
 def test_only_weights_are_decayed_and_frozen_parameters_are_left_out(name, kind):
     model = network()
@@ -501,11 +511,7 @@ def test_only_weights_are_decayed_and_frozen_parameters_are_left_out(name, kind)
     assert (weights["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
     assert (weights["lr_ratio"], others["lr_ratio"]) == (1.0, 0.25)
 
-    before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    set_learning_rate(optimizer, 0.5)
-    optimizer.step()
+    before = stepped_without_gradient(model, optimizer, 0.5)
     for key, parameter in model.named_parameters():
         if key in ("0.weight", "3.weight"):
             shrink = 0.5 * (1e-3 if name == "lars" else 0.1)
@@ -526,11 +532,7 @@ def test_every_group_gets_its_share_of_the_rate(name):
 def test_all_parameters_decay_if_asked():
     model = network()
     optimizer = build_optimizer(model, settings("sgd", decay_all=True, momentum=0.0))
-    before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    set_learning_rate(optimizer, 0.5)
-    optimizer.step()
+    before = stepped_without_gradient(model, optimizer, 0.5)
     for key, parameter in model.named_parameters():
         ratio = 0.0 if key == "frozen" else 1.0 if key in ("0.weight", "3.weight") else 0.25
         assert (parameter - before[key] * (1 - 0.5 * ratio * 0.1)).abs().max() < 1e-15

@@ -10,8 +10,8 @@ import torch
 
 from tico_ssl.methods._base import StepOutput
 from tico_ssl.runtime import fallbacks
-from tico_ssl.runtime.errors import UserError
-from tico_ssl.training.checkpoint import Interrupted, Position, restore, save_checkpoint
+from tico_ssl.runtime.errors import Interrupted, UserError
+from tico_ssl.training.checkpoint import Position, restore, save_checkpoint
 from tico_ssl.training.clock import Clock
 from tico_ssl.training.display import Display
 from tico_ssl.training.journal import Journal, check_finite, mean_values

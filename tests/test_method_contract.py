@@ -34,8 +34,7 @@ from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.pipeline.loader import RawBatch
 from tico_ssl.report import report
 from tico_ssl.runtime import distributed
-from tico_ssl.runtime.errors import UserError
-from tico_ssl.training.checkpoint import Interrupted
+from tico_ssl.runtime.errors import Interrupted, UserError
 from tico_ssl.training.monitor import measure
 from tico_ssl.training.pretrain import build_method
 from tico_ssl.training.step import Step, resolve_execution

@@ -16,9 +16,9 @@ from tico_ssl import embed, evaluate, pretrain
 from tico_ssl.networks.storage import load_backbone
 from tico_ssl.results.collapse import collapse_signs
 from tico_ssl.results.run_folder import open_run
-from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.errors import Interrupted, UserError
 from tico_ssl.training import pretrain as loop
-from tico_ssl.training.checkpoint import Interrupted, read_checkpoint
+from tico_ssl.training.checkpoint import read_checkpoint
 from tico_ssl.training.monitor import spread
 
 CLOCK = ("seconds", "images_per_second", "data_wait")

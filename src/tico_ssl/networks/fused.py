@@ -169,11 +169,10 @@ class FusedBackbone(Backbone):
     def forward(self, images: Tensor, views: int = 1) -> Tensor:
         """Features; the result is that of a pass for each view."""
         network, pixels = self.network, images.numel() // images.shape[1]
-        joins = isinstance(network, FusedResNet | FusedNarrowResNet) and network.training and pixels <= JOINED_PIXELS
-        if views == 1 or not joins or images.device.type not in DEVICES:
-            return super().forward(images, views)
-        assert isinstance(network, FusedResNet | FusedNarrowResNet)
-        return _pooled(network, images, views)
+        small = views > 1 and pixels <= JOINED_PIXELS and images.device.type in DEVICES
+        if small and network.training and isinstance(network, FusedResNet | FusedNarrowResNet):
+            return _pooled(network, images, views)
+        return super().forward(images, views)
 
 
 class FusedStandardisedConv2d(StandardisedConv2d):

@@ -22,7 +22,6 @@ from tico_ssl.optim.groups import load_optimizer
 from tico_ssl.results.run_folder import installed_version
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.checksums import checksums, damage
-from tico_ssl.runtime.errors import Interrupted as Interrupted
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import is_sealed, seal, sync, written_atomically
 from tico_ssl.runtime.progress import say

@@ -1,7 +1,6 @@
 """A log of JSON lines that is cut back on resume, so that no step appears twice; and the check for a finite loss."""
 
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from tico_ssl.methods._base import StepOutput
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import refusal
+from tico_ssl.runtime.files import sync
 from tico_ssl.runtime.json_lines import append_json_line, read_json_lines, write_json_lines
 from tico_ssl.runtime.progress import say
 from tico_ssl.training.stop import NotFinite
@@ -45,8 +45,7 @@ class Journal:
         """Wait until all lines are on the disk; an OSError if they cannot be written."""
         self._write()
         if self.file.is_file():
-            with self.file.open("rb") as file:
-                os.fsync(file.fileno())
+            sync(self.file)
 
     def _write(self) -> None:
         while self._unwritten:

@@ -29,7 +29,6 @@ from tico_ssl.results.run_folder import Run, create_run
 from tico_ssl.runtime import distributed, fallbacks
 from tico_ssl.runtime.device import resolve_precision
 from tico_ssl.runtime.errors import UserError
-from tico_ssl.runtime.files import sync
 from tico_ssl.runtime.progress import say
 from tico_ssl.runtime.randomness import derived_seed
 from tico_ssl.training import loop
@@ -247,9 +246,6 @@ class _Moments:
             lost = f"metrics up to step {done} are lost"
             self.monitor.note(f"warning: {self.run.folder} was gone and is written again: {lost}")
         self.monitor.flush()
-        for file in (self.run.metrics_file, self.run.spectrum_file):
-            if file.is_file():
-                sync(file)
         save_backbone(setup.method.backbone, self.run.backbone_file)
         save_checkpoint(self.run.checkpoint_file, done, setup.method, setup.optimizer, seconds, keep)
         self.watch.saved = done
