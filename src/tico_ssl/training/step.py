@@ -10,6 +10,7 @@ step falls back, and `Step.execution` says so.
 """
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -161,6 +162,8 @@ class _Compiled:
 
     def __init__(self, function: Callable[..., StepOutput], give_up: GiveUp) -> None:
         self.plain, self.give_up = function, give_up
+        # Inductor's hint to round float32 products to TF32, which whoever asks for float32 does not want
+        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
         self.compiled: Callable[..., StepOutput] | None = torch.compile(function, dynamic=False)
 
     def __call__(self, made: tuple[Tensor, ...], index: Tensor, label: Tensor | None) -> StepOutput:
