@@ -21,6 +21,12 @@ def _few_threads():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_its_own(tmp_path_factory):
+    """Decoded images of tests stay out of the user's cache."""
+    os.environ["TICO_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture
 def tiny() -> dict:
     """Overrides that make the demo recipe a matter of seconds, and its arithmetic exact to compare."""

@@ -12,12 +12,14 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from tico_ssl import pretrain
+from tico_ssl.config.recipe import load_recipe
 from tico_ssl.methods._base import Batch
 from tico_ssl.methods.tico import Config, TiCo, TiCoLoss
 from tico_ssl.networks.batch_norm import share_statistics
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime import distributed
 from tico_ssl.training.checkpoint import read_checkpoint
+from tico_ssl.training.pretrain import prepare
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 
@@ -155,6 +157,27 @@ def test_the_same_command_under_torchrun(tmp_path, tiny):
     one, other = (torch.load(run.checkpoint_file, weights_only=True)["method"] for run in (alone, two))
     for name, value in one.items():
         torch.testing.assert_close(other[name], value, rtol=1e-7, atol=1e-9, msg=name)
+
+
+def loaded(rank):
+    """The crops of a few steps on a folder of images, as training has them."""
+    recipe = load_recipe("demo", {"data.source": os.environ["IMAGES"], "training.batch_size": 4, "training.workers": 1})
+    loader = prepare(recipe, torch.device("cpu")).loader
+    steps = enumerate(loader.iterate(0, 2 * loader.steps_per_epoch))
+    columns = {f"{step} {i}": c.clone() for step, raw in steps for i, c in enumerate((raw.index, *raw.pixels))}
+    return {"storage": loader.storage, **columns}
+
+
+def test_processes_share_decoded_images_on_disk(tmp_path, folder_of_images, monkeypatch):
+    monkeypatch.setenv("IMAGES", str(folder_of_images))
+    monkeypatch.setenv("TICO_CACHE", str(tmp_path / "cache"))
+    first, again = in_two_processes(loaded, tmp_path), in_two_processes(loaded, tmp_path)
+    alone = loaded(0)
+    assert ["on disk" in part["storage"] for part in first] == [True, True]
+    assert [part["storage"].split(", ")[-1] for part in (*again, alone)] == ["12 of 12 there already"] * 3
+    for name in alone.keys() - {"storage"}:
+        for parts in (first, again):
+            assert torch.equal(torch.cat([part[name] for part in parts]), alone[name])
 
 
 def normalised(rank):

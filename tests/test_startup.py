@@ -22,6 +22,7 @@ LIGHT = [
     ["describe", "cifar10/tico", "method=simclr"],
     ["describe", "methods-cifar10"],
     ["study", "methods-textures", "--dry-run"],
+    ["cache"],
 ]
 
 # A command, and what its one line names. `run` is a run folder, `taken` holds a file, `notes.txt` is one.
@@ -49,6 +50,7 @@ MISTAKES = [
     ("pretrain demo training.batch_size=32 training.parts=32", "at most 16"),
     ("pretrain demo --find-batch method.roh=3", "did you mean 'rho'"),
     ("replay nowhere", "nowhere"),
+    ("cache --limit much", "20G"),
     ("replay run", "nothing to replay"),
     ("evaluate run nosuch", "nosuch"),
     ("evaluate run knn few-shot.shots=5", "shots"),

@@ -302,6 +302,28 @@ def describe(
     typer.echo(printable_lines(in_words(recipe, _changes(overrides or []))))
 
 
+@app.command()
+def cache(
+    which: Annotated[str, typer.Argument(metavar="[TEXT]", help="Only entries with this text, such as a path.")] = "",
+    limit: Annotated[str | None, typer.Option(help="Set the size limit, such as 20G; what is over it goes.")] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove entries that no command uses now.")] = False,
+) -> None:
+    """Show, limit or clear the decoded images that are kept between commands."""
+    from tico_ssl.runtime import cache_folder
+    from tico_ssl.runtime.progress import say
+
+    if limit is not None:
+        cache_folder.set_limit(limit)
+    held = cache_folder.entries()
+    for entry in held:
+        if which in entry.what:
+            gone = clear and cache_folder.remove(entry.folder)
+            state = "removed  " if gone else "in use   " if clear else f"{entry.days_unused:3.0f} days "
+            say(f"{entry.bytes / 1e9:8.2f} GB  {state} {entry.what}")
+    total = sum(entry.bytes for entry in cache_folder.entries())
+    say(f"{total / 1e9:8.2f} GB of {cache_folder.limit() / 1e9:,.0f} GB in {cache_folder.cache_folder()}")
+
+
 @data_app.command()
 def check(
     source: SourceArgument,

@@ -28,9 +28,11 @@ class DataConfig(Section):
     resolution."""
     most_bad: Annotated[float, Field(ge=0, le=1)] = 0.05
     """Fraction of unreadable files above which a run refuses to start."""
-    store: Literal["auto", "none"] = "auto"
-    """Files: keep decoded images in memory if they take less than half of what is free, so that each is decoded once;
-    none: decode them in every epoch. Does not affect results."""
+    store: Literal["auto", "disk", "memory", "none"] = "auto"
+    """Files: decode each image once and keep its pixels, in the cache folder (disk), where later commands and other
+    runs find them (see `tico cache`), or in memory; what does not fit is decoded every time. auto: on disk if there is
+    room for all images, else in memory if they take less than half of what is free, else not at all. none: decode them
+    in every epoch. Does not affect results."""
     on_gpu: bool = True
     """Keep images on the GPU if they take less than two fifths of its free memory."""
     limit: Annotated[int, Field(ge=1)] | None = None

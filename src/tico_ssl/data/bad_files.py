@@ -84,11 +84,13 @@ def in_order(pool: ThreadPoolExecutor, work: Callable[[S], T], items: Iterable[S
 
 
 def survey(source: Source, most_bad: float, bad: BadFiles, workers: int) -> None:
-    """Try a sample of a source's files, evenly spaced, and raise if too many are bad."""
+    """Try a sample of a source's files, evenly spaced, and raise if too many are bad. Processes share the work."""
     if source.images is not None:
         return
     sample = source.limited(SAMPLE)
-    found = [result for result in attempts(sample, range(len(sample)), workers) if isinstance(result, BadImage)]
+    mine = range(distributed.rank(), len(sample), distributed.world_size())
+    bad_ones = [result for result in attempts(sample, mine, workers) if isinstance(result, BadImage)]
+    found = [BadImage(*pair) for part in distributed.everyone([(e.name, e.reason) for e in bad_ones]) for pair in part]
     for error in found:
         bad.add(error)
     if len(found) > most_bad * len(sample):

@@ -105,7 +105,7 @@ def file_identity(path: Path, place: int | None = None) -> bytes:
         known = f"{status.st_size} {status.st_mtime_ns}"
     except OSError:
         known = "missing"
-    return os.fsencode(path) + f"\0{known}\0".encode() + (b"" if place is None else b"%d\0" % place)
+    return os.fsencode(path.absolute()) + f"\0{known}\0".encode() + (b"" if place is None else b"%d\0" % place)
 
 
 def joined(sources: Sequence[Source]) -> Source:

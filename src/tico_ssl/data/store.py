@@ -1,139 +1,270 @@
-"""Images decoded once: the first pass over files keeps their pixels in memory, all others read them there.
+"""Images decoded once: the first pass over files keeps their pixels, all others read them there.
 
-The memory is shared with worker processes that are forked later, so whichever process decodes an image first, keeps it
-for all. What does not fit is decoded every time.
+Pixels are kept in a folder of the cache, where later commands and other runs find them, or in memory that is shared
+with worker processes. Whichever process decodes an image first, keeps it for all. What does not fit is decoded every
+time. An image is known by its file's path, size and time, so a changed file is another image.
 """
 
+import hashlib
 import mmap
-import multiprocessing
-import sys
+import os
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tico_ssl.config.sections import DataConfig
+from tico_ssl.data.backing import RECORD, InMemory, OnDisk
 from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.ragged import Ragged
 from tico_ssl.data.source import Source
+from tico_ssl.runtime import cache_folder
+from tico_ssl.runtime.memory import free_memory
 
 FREE_SHARE = 0.5  # of the memory that is free when a store is made
-SPARE = 1.25  # memory for so many times the estimated size: untouched pages cost nothing
-SAMPLED = 64  # images that are decoded to estimate the size of all
-BEGIN, HEIGHT, WIDTH = range(3)  # columns of the index
+SPARE = 1.25  # room for so many times the estimated size
+SAMPLED = 32  # images that are decoded to estimate the size of all
+PIECE = 2**26  # bytes that are moved to a device at a time
+BEGIN, HEIGHT, WIDTH, CHECKSUM = range(4)  # columns of the table
+VERSION = 1  # of what is on disk
+PATIENCE = 1.0  # seconds between two looks for what other commands have kept
 ABSENT, BAD = 0, -1  # instead of a begin
-GROUP = Path("/sys/fs/cgroup")
-PATIENCE = 1.0  # seconds for the lock: a worker may have been killed while it had it, and then nothing more is kept
-HEAD = 64  # bytes before the first image, so that none begins at 0
+TRUSTED = -1  # instead of a checksum: verified, or kept by this command
 
 
 class Store:
-    """The decoded images of a source, as far as they were asked for; about `expected` bytes in all."""
+    """The decoded images of a source, as far as they were asked for.
 
-    def __init__(self, source: Source, channels: int, expected: int) -> None:
-        self.source, self.channels, self.expected = source, channels, expected
-        self.capacity = HEAD + round(SPARE * expected)
-        self._memory = torch.frombuffer(mmap.mmap(-1, self.capacity), dtype=torch.uint8)
-        index = np.frombuffer(mmap.mmap(-1, 8 * (3 * len(source) + 1)), np.int64)
-        self._index, self._used = index[1:].reshape(len(source), 3), index[:1]
-        self._used[0] = HEAD
-        self._lock = multiprocessing.get_context("fork" if sys.platform.startswith("linux") else None).Lock()
+    The table says where each image is; forked processes share it. All images take about `expected` bytes. `shorter` is
+    that of the source's reading: an image that was reduced for another one is used only if this one would have got the
+    same pixels.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        channels: int,
+        backing: InMemory | OnDisk,
+        shorter: int | None = None,
+        fill: bool = True,
+        expected: int | None = None,
+    ) -> None:
+        self.source, self.channels, self.backing, self.shorter, self.fill = source, channels, backing, shorter, fill
+        self._table = _shared(len(source), 4)
+        self._refused = _shared(1, 1)
+        self._seen, self._looked = 0, 0.0  # bytes of the records that were read, and when
+        if isinstance(backing, OnDisk):
+            digests = b"".join(_digest(source, place) for place in range(len(source)))
+            self._images = np.frombuffer(digests, np.uint64).reshape(-1, 2)
+            self._order = np.argsort(self._images[:, 0])
+            self._learn(now=True)
+        self.found = self.count  # kept by earlier commands
+        if expected is None:
+            expected = round(self.bytes * len(source) / self.found) if self.found else estimated_bytes(self.stored())
+        self.expected = expected
 
     def stored(self) -> Source:
         """The source with images from the store."""
         return replace(self.source, fetch=self.fetch)
 
     def fetch(self, place: int) -> Tensor:
-        """An image (C, H, W), decoded if this is the first time that any process asks for it."""
-        begin, height, width = self._index[place].tolist()
-        if begin > 0:
-            return self._memory[begin:].as_strided((self.channels, height, width), self._strides(width))
+        """An image (C, H, W), decoded if this is the first time that anybody asks for it."""
+        if (image := self._kept(place)) is not None:
+            return image
+        if self._learn() and (image := self._kept(place)) is not None:
+            return image
         try:
             image = self.source.fetch(place)
         except BadImage:
-            self._index[place, BEGIN] = BAD
+            self._table[place, BEGIN] = BAD
             raise
-        self._keep(place, image)
+        if self.fill:
+            self._keep(place, image)
         return image
 
     def ensure(self, place: int) -> None:
-        """Decode an image if no process has yet."""
+        """Decode an image if nobody has yet."""
         with suppress(BadImage):
             self.fetch(place)
 
     @property
+    def count(self) -> int:
+        """Number of images that are kept."""
+        return int((self._table[:, BEGIN] > 0).sum())
+
+    @property
     def bytes(self) -> int:
-        """Memory that is in use."""
-        return int(self._used[0])
+        """Their size."""
+        kept = self._table[self._table[:, BEGIN] > 0]
+        return int((kept[:, HEIGHT] * kept[:, WIDTH]).sum()) * self.channels
+
+    @property
+    def refused(self) -> int:
+        """How often there was no room for an image."""
+        return int(self._refused[0, 0])
+
+    def described(self) -> str:
+        """In a few words, how much is kept where."""
+        there = f", {self.found:,} of {len(self.source):,} there already" if self.found else ""
+        return f"about {self.expected / 1e9:.2g} GB {self.backing.name}{there}"
 
     def missing(self) -> list[int]:
-        """The images that nobody has asked for, or that did not fit."""
-        return np.flatnonzero(self._index[:, BEGIN] == ABSENT).tolist()
+        """The images that nobody has asked for, that did not fit, or that are not verified yet."""
+        self._learn(now=True)
+        begin, checksum = self._table[:, BEGIN], self._table[:, CHECKSUM]
+        return np.flatnonzero((begin == ABSENT) | ((begin > 0) & (checksum != TRUSTED))).tolist()
 
-    def ragged(self) -> Ragged:
-        """All images, if none is missing, without a copy. In place of a bad one is the next that is not, as `readable`
-        has it."""
-        places = np.arange(len(self.source))
-        good = np.flatnonzero(self._index[:, BEGIN] > 0)
-        found = good[np.searchsorted(good, places) % len(good)]
-        begins, sizes = torch.from_numpy(self._index[found, BEGIN]), torch.from_numpy(self._index[found, HEIGHT:]).int()
-        return Ragged(self._memory[: self.bytes], begins, sizes, self.channels, int(sizes.max()))
+    def ragged(self, device: torch.device) -> Ragged:
+        """All images on a device, if none is missing. In place of a bad one is the next that is not, as `readable` has
+        it."""
+        good = np.flatnonzero(self._table[:, BEGIN] > 0)
+        sizes = torch.from_numpy(self._table[good, HEIGHT : WIDTH + 1])
+        lengths = sizes.prod(dim=1) * self.channels
+        ends = lengths.cumsum(0)
+        memory = torch.empty(int(ends[-1]), dtype=torch.uint8, device=device)
+        at_once, begin = max(1, PIECE // int(lengths.max())), 0
+        for first in range(0, len(good), at_once):
+            places = good[first : first + at_once].tolist()
+            pixels = torch.cat([self.fetch(place).permute(1, 2, 0).flatten() for place in places])
+            memory[begin : begin + len(pixels)] = pixels.to(device)
+            begin += len(pixels)
+        found = torch.from_numpy(np.searchsorted(good, np.arange(len(self.source))) % len(good))
+        begins, sizes = (ends - lengths)[found], sizes[found].int()
+        return Ragged(memory, begins.to(device), sizes.to(device), self.channels, int(sizes.max()))
+
+    def _kept(self, place: int) -> Tensor | None:
+        """A kept image, unless it is damaged: then it is as if it had never been kept."""
+        begin, height, width, checksum = self._table[place].tolist()
+        if begin <= 0:
+            return None
+        pixels = self.backing.read(begin, height * width * self.channels)
+        if pixels is not None and checksum != TRUSTED and crc32(pixels.numpy().data) == checksum:
+            self._table[place, CHECKSUM] = checksum = TRUSTED
+        if pixels is None or checksum != TRUSTED:
+            self._table[place, BEGIN] = ABSENT
+            return None
+        return pixels.view(height, width, self.channels).permute(2, 0, 1)
 
     def _keep(self, place: int, image: Tensor) -> None:
-        begin = self._room(place, image.numel())
-        if begin is None:
+        pixels = image.permute(1, 2, 0).reshape(-1)
+        if (begin := self.backing.append(pixels)) is None:
+            self._refused[0, 0] += 1
             return
         _, height, width = image.shape
-        self._memory[begin:].as_strided(image.shape, self._strides(width)).copy_(image)
-        self._index[place, HEIGHT:] = height, width
-        self._index[place, BEGIN] = begin  # last: from now on other processes read it
+        if isinstance(self.backing, OnDisk):
+            known = (self._images[place], begin, height, width, self.shorter or 0, crc32(pixels.numpy().data), 0)
+            self.backing.note(np.array(known, RECORD))
+        self._table[place, HEIGHT:] = height, width, TRUSTED
+        self._table[place, BEGIN] = begin  # last: from now on other processes read it
 
-    def _room(self, place: int, size: int) -> int | None:
-        """Where an image may be kept; None if there is no room, or it is there already."""
-        if not self._lock.acquire(timeout=PATIENCE):
-            return None
-        try:
-            begin = int(self._used[0])
-            if begin + size > self.capacity or self._index[place, BEGIN] > 0:
-                return None
-            self._used[0] = begin + size
-            return begin
-        finally:
-            self._lock.release()
-
-    def _strides(self, width: int) -> tuple[int, int, int]:
-        """Strides of an image (C, H, W), channels last."""
-        return 1, width * self.channels, self.channels
+    def _learn(self, now: bool = False) -> bool:
+        """Look, now or once in a while, for what other commands have kept; whether there was anything of ours."""
+        if not isinstance(self.backing, OnDisk) or not (now or time.monotonic() > self._looked + PATIENCE):
+            return False
+        records, self._seen = self.backing.noted(self._seen)
+        self._looked = time.monotonic()
+        records = records[_same_pixels(records, self.shorter)]
+        at = np.searchsorted(self._images[:, 0], records["image"][:, 0], sorter=self._order)
+        places = self._order[at.clip(max=len(self.source) - 1)]
+        new = (self._images[places] == records["image"]).all(axis=1) & (self._table[places, BEGIN] <= 0)
+        places, records = places[new], records[new]  # of several records of an image, the last one remains
+        for column, name in ((HEIGHT, "height"), (WIDTH, "width"), (CHECKSUM, "checksum"), (BEGIN, "begin")):
+            self._table[places, column] = records[name]
+        return len(places) > 0
 
 
-def store_for(source: Source, channels: int) -> Store | None:
-    """A store for the images of a source in memory, if they are encoded and fit. Images that a caller's own code makes
-    may be others each time."""
-    if source.content is None:
+def _shared(rows: int, columns: int) -> np.ndarray:
+    """Whole numbers, zero at first, that forked processes share."""
+    return np.frombuffer(mmap.mmap(-1, 8 * rows * columns), np.int64).reshape(rows, columns)
+
+
+def _digest(source: Source, place: int) -> bytes:
+    assert source.identity is not None
+    return hashlib.blake2b(source.identity(place), digest_size=16).digest()
+
+
+def _same_pixels(records: np.ndarray, shorter: int | None) -> np.ndarray:
+    """Which images would be decoded to the same pixels with `shorter`.
+
+    A decoder divides a JPEG's sides by the largest of 1, 2, 4 and 8 that leaves at least `shorter` pixels. An image
+    with a side below what was asked for is whole; else its divisor is unknown, but it is the same for all that is less
+    than its shorter side and more than half of that."""
+    asked = np.where(records["shorter"] == 0, np.inf, records["shorter"])
+    wanted, side = shorter or np.inf, np.minimum(records["height"], records["width"]).astype(np.int64)
+    same: np.ndarray = (asked == wanted) | ((2 * wanted > side) & ((side < asked) | (wanted < side)))
+    return same
+
+
+def store_for(
+    source: Source,
+    config: DataConfig,
+    channels: int,
+    shorter: int | None,
+    fill: bool = True,
+    alone: bool = True,
+    note: Callable[[str], None] = lambda reason: None,
+) -> Store | None:
+    """A store for the images of a source, if they are encoded and fit. Images that a caller's own code makes may be
+    others each time. Without `fill` it is only read; if not `alone`, other processes of this command need the same
+    images, which memory is not shared with. Why there is none is noted."""
+    if config.store == "none" or source.content is None or len(source) == 0:
         return None
-    size = _estimated_bytes(source)
-    return Store(source, channels, size) if SPARE * size < FREE_SHARE * free_memory() else None
+    shorter = shorter if config.reduced_decoding else None
+    if config.store != "memory" and (store := _on_disk(source, config, channels, shorter, fill)) is not None:
+        return store
+    if not fill or not alone or config.store == "disk":
+        return None
+    size, room = estimated_bytes(source), round(FREE_SHARE * free_memory())
+    if SPARE * size < room or config.store == "memory":
+        return Store(source, channels, InMemory(min(round(SPARE * size), room)), shorter, expected=size)
+    note(f"about {size / 1e9:,.0f} GB of decoded images fit neither into the cache (`tico cache`) nor into memory")
+    return None
 
 
-def _estimated_bytes(source: Source) -> int:
+def decoded_once(source: Source, config: DataConfig, channels: int, shorter: int | None, fill: bool = True) -> Source:
+    """The source with images from a store, if there is room for one."""
+    store = store_for(source, config, channels, shorter, fill)
+    return source if store is None else store.stored()
+
+
+def _on_disk(source: Source, config: DataConfig, channels: int, shorter: int | None, fill: bool) -> Store | None:
+    where = _where(config)
+    decisive = (VERSION, where, channels, version("pillow"), version("torchvision"))  # decoders may round otherwise
+    folder = cache_folder.cache_folder() / f"decoded-{hashlib.sha256(repr(decisive).encode()).hexdigest()[:16]}"
+    if source.identity is None or not hasattr(os, "preadv") or not (fill or folder.is_dir()):
+        return None
+    try:
+        backing = OnDisk(cache_folder.opened(folder.name, f"decoded images of {where}"))
+        backing.capacity = backing.bytes + cache_folder.make_room(0, folder)
+        store = Store(source, channels, backing, shorter, fill)
+        needed = round(SPARE * (store.expected - store.bytes)) if fill else 0
+        room = cache_folder.make_room(needed, folder)
+    except OSError:  # no such folder can be made
+        return None
+    backing.capacity = backing.bytes + room  # others may fill it too
+    return store if needed <= room or config.store == "disk" or not fill else None
+
+
+def _where(config: DataConfig) -> str:
+    """The data of a recipe by paths that do not depend on the working folder."""
+    places = [config.source] if isinstance(config.source, str) else config.source
+    paths = [(place, Path(place).expanduser()) for place in places]
+    return " + ".join(
+        str(path.resolve() if path.exists() else Path(config.root).resolve() / place) for place, path in paths
+    )
+
+
+def estimated_bytes(source: Source) -> int:
     """All images, decoded, from a few that are evenly spaced."""
     sample, sizes = source.limited(SAMPLED), []
     for place in range(len(sample)):
         with suppress(BadImage):
             sizes.append(sample.fetch(place).numel())
     return round(len(source) * sum(sizes) / max(1, len(sizes)))
-
-
-def free_memory() -> int:
-    """Bytes that this process can still use: of the machine, and of its control group where that has a limit."""
-    free = 0
-    with suppress(OSError):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        free = next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), 0)
-    with suppress(OSError, ValueError):  # no control group, or no limit ("max")
-        limit, used = (int((GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        held = dict(line.split() for line in (GROUP / "memory.stat").read_text().splitlines())
-        free = min(free, limit - used + int(held.get("inactive_file", 0)))  # what is cached gives way
-    return max(0, free)

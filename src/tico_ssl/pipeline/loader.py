@@ -77,7 +77,7 @@ class Loader:
             self._stream = Stream(source, views.crop_bytes, views.bytes_per_image, local, workers, device, self.bad)
             self.storage = self._stream.name
             if store is not None:
-                self.storage += f", each once: about {store.expected / 1e9:.2g} GB in memory"
+                self.storage += f", each once: {store.described()}"
         elif resident and device.type == "cuda" and _fits(source, device):
             self._resident, self.storage = _on_device(source, device), "on the GPU"
 
@@ -131,8 +131,8 @@ class Loader:
         for _ in ahead(store.ensure, store.missing(), self._stream.workers, self._stream.processes):
             pass
         if not store.missing() and _has_room(store.bytes, self.device):
-            ragged = store.ragged()
-            self._ragged, self._sizes = ragged.to(self.device), ragged.sizes.to(torch.float32)
+            self._ragged = store.ragged(self.device)
+            self._sizes = self._ragged.sizes.cpu().to(torch.float32)
 
     def _streamed(self, start: int, stop: int) -> Iterator[RawBatch]:
         assert self._stream is not None

@@ -91,12 +91,13 @@ def prepare(recipe: Recipe, device: torch.device, source: Source | None = None) 
     if settings.parts > 1 and distributed.active():
         raise UserError("training.parts needs a single process: several processes split the batch already")
     bad, workers = BadFiles(), chosen_workers(settings.workers, "training.workers")
-    if source is None:
-        source = open_training(data, recipe.backbone.channels, shorter_side(recipe.views, data.image_size))
-        survey(source, data.most_bad, bad, workers)
-    alone = data.store == "auto" and not distributed.active()
-    store = store_for(source, recipe.backbone.channels) if alone else None
+    channels, shorter, given = recipe.backbone.channels, shorter_side(recipe.views, data.image_size), source
+    source = open_training(data, channels, shorter) if given is None else given
+    note = partial(fallbacks.note, "store")
+    store = store_for(source, data, channels, shorter, alone=not distributed.active(), note=note)
     source = source if store is None else store.stored()
+    if given is None:
+        survey(source, data.most_bad, bad, workers)
     views = build_views(recipe, device)
     loader = Loader(source, views, settings.batch_size, settings.seed, device, workers, bad, data.on_gpu, store)
     learner = build_learner(recipe, device, views, loader.steps_per_epoch)

@@ -1,0 +1,135 @@
+"""The cache stays within its limit, and what is in use stays."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from tico_ssl.cli import app
+from tico_ssl.runtime import cache_folder, memory
+from tico_ssl.runtime.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.setenv("TICO_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def filled(name, size=8192, used=None):
+    folder = cache_folder.opened(name, f"what is in {name}")
+    (folder / "pixels").write_bytes(os.urandom(size))
+    if used is not None:
+        os.utime(folder / "about.json", (used, used))
+    return folder
+
+
+def names():
+    return [entry.folder.name for entry in cache_folder.entries()]
+
+
+def test_where_it_is(monkeypatch, tmp_path):
+    assert cache_folder.cache_folder() == tmp_path / "cache"
+    monkeypatch.delenv("TICO_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder.cache_folder() == tmp_path / "tico-ssl"
+
+
+def test_entries_say_what_they_hold_and_when_it_was_used():
+    filled("old", used=1000)
+    filled("new", used=2000)
+    new, old = cache_folder.entries()
+    assert (new.folder.name, new.what, new.used, old.used) == ("new", "what is in new", 2000, 1000)
+    assert 8192 <= new.bytes <= 8192 + 2 * 4096
+    cache_folder.opened("old", "")  # uses it
+    assert names() == ["old", "new"]
+
+
+def test_only_the_user_reads_it():
+    assert filled("mine").stat().st_mode & 0o077 == 0
+
+
+def test_what_was_not_used_for_longest_makes_room(monkeypatch):
+    for number in range(4):
+        filled(f"number{number}", used=1000 + number)
+    size = cache_folder.entries()[0].bytes
+    monkeypatch.setattr(cache_folder, "limit", lambda: 4 * size)
+    assert cache_folder.make_room(2 * size) == 2 * size
+    assert names() == ["number3", "number2"]
+    assert cache_folder.make_room(5 * size, mine=cache_folder.cache_folder() / "number2") == 3 * size
+    assert names() == ["number2"]
+
+
+def test_what_another_command_uses_stays(place):
+    folder = filled("used", used=1000)
+    script = "import sys; from pathlib import Path; from tico_ssl.runtime.cache_folder import held\n"
+    script += "file = held(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    other = [sys.executable, "-c", script, str(folder)]
+    with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"held\n"
+        assert not cache_folder.remove(folder)
+        assert names() == ["used"]
+        process.stdin.close()
+        process.wait()
+    assert cache_folder.remove(folder)
+    assert names() == []
+
+
+@pytest.mark.parametrize(("text", "size"), [("20G", 20 * 10**9), ("1.5gb", 1.5 * 10**9), ("500 M", 5e8), ("0", 0)])
+def test_a_limit_in_words(text, size):
+    assert cache_folder.set_limit(text) == cache_folder.limit() == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "much", "-3G", "1e400", "nan"])
+def test_no_limit_at_all(text):
+    with pytest.raises(UserError, match="not a size, such as 20G"):
+        cache_folder.set_limit(text)
+    assert cache_folder.limit() == cache_folder.DEFAULT_LIMIT
+
+
+def test_a_lower_limit_removes_what_is_over_it():
+    filled("one", used=1000)
+    cache_folder.set_limit("1K")
+    assert names() == []
+
+
+def test_the_command_shows_limits_and_clears():
+    def tico(*words):
+        return CliRunner().invoke(app, ["cache", *words]).output.splitlines()
+
+    filled("one", 10**6, used=time.time() - 3 * 86_400)
+    filled("two", 2 * 10**6)
+    assert [line.split(maxsplit=4)[-1] for line in tico()[:2]] == ["what is in two", "what is in one"]
+    assert "3 days" in tico("one")[0]
+    assert tico("--limit", "7G")[-1].split(" in ")[0].strip() == "0.00 GB of 7 GB"
+    assert ["removed" in line for line in tico("two", "--clear")] == [True, False]
+    assert names() == ["one"]
+    tico("--clear")
+    assert names() == []
+
+
+def test_a_damaged_entry_is_none(place):
+    (filled("one") / "about.json").write_text("{")
+    assert names() == []
+
+
+def test_free_memory_is_that_of_the_control_group_if_it_has_a_limit(tmp_path, monkeypatch):
+    assert memory.free_memory() > 0
+    for name, text in {"max": "2000", "current": "900", "stat": "anon 5\ninactive_file 300\n"}.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+    monkeypatch.setattr(memory, "GROUP", tmp_path)
+    assert memory.free_memory() == 1400
+    (tmp_path / "memory.max").write_text("max")
+    assert memory.free_memory() > 1400
+
+
+def test_free_memory_is_within_the_limit_of_the_process():
+    resource = pytest.importorskip("resource")
+    script = "import resource; from tico_ssl.runtime.memory import free_memory\n"
+    script += "resource.setrlimit(resource.RLIMIT_AS, (10**9, resource.RLIM_INFINITY)); print(free_memory())"
+    found = int(subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout)
+    assert 0 < found < 10**9
+    assert resource.RLIMIT_AS is not None
