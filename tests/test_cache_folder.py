@@ -116,14 +116,24 @@ def test_a_damaged_entry_is_none(place):
     assert names() == []
 
 
-def test_free_memory_is_that_of_the_control_group_if_it_has_a_limit(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("limit", "used", "cached"),
+    [
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_free_memory_is_that_of_the_control_group_if_it_has_a_limit(limit, used, cached, tmp_path, monkeypatch):
     assert memory.free_memory() > 0
-    for name, text in {"max": "2000", "current": "900", "stat": "anon 5\ninactive_file 300\n"}.items():
-        (tmp_path / f"memory.{name}").write_text(text)
+    (tmp_path / "memory").mkdir()
+    (tmp_path / limit).write_text("2000\n")
+    (tmp_path / used).write_text("900\n")
+    (tmp_path / used).with_name("memory.stat").write_text(f"anon 5\n{cached} 300\n")
     monkeypatch.setattr(memory, "GROUP", tmp_path)
     assert memory.free_memory() == 1400
-    (tmp_path / "memory.max").write_text("max")
-    assert memory.free_memory() > 1400
+    for none in ("max", str(2**63 - 4096)):
+        (tmp_path / limit).write_text(none)
+        assert memory.free_memory() > 1400
 
 
 def test_free_memory_is_within_the_limit_of_the_process():

@@ -5,6 +5,10 @@ from contextlib import suppress
 from pathlib import Path
 
 GROUP = Path("/sys/fs/cgroup")
+GROUP_FILES = (  # of either version: limit, use, and what of it is cached files
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def free_memory() -> int:
@@ -14,10 +18,11 @@ def free_memory() -> int:
     with suppress(OSError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         free = next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), 0)
-    with suppress(OSError, ValueError):  # no control group, or no limit ("max")
-        limit, used = (int((GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        held = dict(line.split() for line in (GROUP / "memory.stat").read_text().splitlines())
-        free = min(free, limit - used + int(held.get("inactive_file", 0)))  # what is cached gives way
+    for limit_file, used_file, cached in GROUP_FILES:
+        with suppress(OSError, ValueError, KeyError):  # no such control group, or no limit ("max")
+            limit, used = (int((GROUP / name).read_text()) for name in (limit_file, used_file))
+            held = dict(line.split() for line in (GROUP / used_file).with_name("memory.stat").read_text().splitlines())
+            free = min(free, limit - used + int(held[cached]))  # what is cached gives way
     return max(0, min(free, _address_space()))
 
 
