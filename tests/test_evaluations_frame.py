@@ -23,9 +23,10 @@ from tico_ssl.data.sources import open_source
 from tico_ssl.evaluations import few_shot
 from tico_ssl.evaluations._context import open_context
 from tico_ssl.evaluations._evaluate import overrides_by_protocol
-from tico_ssl.features.cache import FeatureCache, weights_digest
+from tico_ssl.features.cache import FeatureCache
 from tico_ssl.features.extraction import extract
 from tico_ssl.features.frozen import Features
+from tico_ssl.features.lazy import weights_digest
 from tico_ssl.features.subjects import import_model
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import load_backbone, save_backbone
