@@ -36,7 +36,7 @@ def embed(run: str | Path, data: Given | None = None, out: str | Path = "feature
     device = choose_device()
     tune_process(device)
     backbone = load_backbone(run)
-    config = data_config(run, data)
+    config = data_config(run, data, backbone)
     source = open_training(config, backbone.config.channels, needed_side(backbone))
     dtype = torch.bfloat16 if bf16 else torch.float32
     features, places = extract(backbone, source, device, label="embedding", dtype=dtype)

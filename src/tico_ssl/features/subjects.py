@@ -50,7 +50,8 @@ def open_subject(run: str | Path, data: Given | None = None) -> Subject:
         return Subject(backbone, config, "untrained", 0, home_of(run), trained=False)
     file = backbone_file(run)
     seed = open_run(run).recipe().training.seed if Path(run).expanduser().is_dir() else 0
-    return Subject(load_backbone(run), data_config(run, data), digest(file), seed, home_of(run))
+    backbone = load_backbone(run)
+    return Subject(backbone, data_config(run, data, backbone), digest(file), seed, home_of(run))
 
 
 def import_model(name: str | Path, weights: str | Path, data: Given | None) -> Path:
@@ -140,12 +141,11 @@ def _prefix(state: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:
     return max(prefixes, key=lambda prefix: sum(prefix + key in state for key in wanted), default="")
 
 
-def data_config(run: str | Path, data: Given | None) -> DataConfig:
-    """The data of a run, or other images in the run's size."""
+def data_config(run: str | Path, data: Given | None, backbone: Backbone) -> DataConfig:
+    """The data of a run, or other images in the size of its backbone."""
     if Path(run).expanduser().is_dir():
         config = open_run(run).recipe().data
         return config if data is None else config.model_copy(update={"source": as_source(data), "limit": None})
-    backbone = load_backbone(run)
     if data is None:
         raise UserError(f"{run}: say which images with --data")
     return DataConfig(source=as_source(data), image_size=backbone.image_size, mean=backbone.mean, std=backbone.std)
