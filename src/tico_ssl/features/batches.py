@@ -6,6 +6,7 @@ and decoding, copying and the network overlap. A few images are decoded by threa
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import current_process
 from typing import NamedTuple
 
 import torch
@@ -66,7 +67,7 @@ def _decoded(source: Source, prepare: Prepare, shape: Shape, device: torch.devic
         gentle = device.type == "cpu"  # where the network needs the same cores
         rows: list[int] = []
         places: list[int] = []
-        for piece, good in ahead(work, pieces, workers, processes, "the CPU cores of this process", gentle):
+        for piece, good in ahead(work, pieces, workers, processes, "the number of CPU cores (taskset)", gentle):
             rows += [piece.begin + number for number in good]
             places += [piece.places[number] for number in good]
             end = piece.begin + len(piece.places)
@@ -85,7 +86,8 @@ def _means(images: int) -> tuple[int, int, bool]:
     """Batch size, number of workers, and whether they are processes."""
     few = images <= FEW
     workers = min(chosen_workers(None), FEW_THREADS) if few else chosen_workers(None)
-    return min(BATCH, images), workers, CAN_FORK and not few
+    processes = CAN_FORK and not few and not current_process().daemon  # daemons may start none
+    return min(BATCH, images), workers, processes
 
 
 def _pieces(images: int, batch: int, chunk: int, copied: list[torch.cuda.Event | None]) -> Iterator[_Piece]:

@@ -36,7 +36,7 @@ T = TypeVar("T")
 MOST_WORKERS = 16  # limit of the default
 MOST_PER_CORE = 32  # limit of what may be asked for: more processes only get in each other's way
 AHEAD = 2  # items prefetched per worker
-NICE = 10  # of gentle processes: about a tenth of the CPU time of one that is not
+NICE = 5  # of gentle processes, which then get a quarter of a core that this process wants too
 ALIGNED = 64  # alignment in bytes of arrays in a slot
 CAN_FORK = sys.platform.startswith("linux")  # fork is not safe elsewhere
 
