@@ -1,6 +1,6 @@
 """Features of two networks over photos, against a bare loop that decodes, preprocesses and computes on all cores.
 
-    python benchmarks/feature_extraction.py FOLDER [--images 600] [--size 112] [--model torchvision/resnet18] [--rounds 3]
+    python benchmarks/feature_extraction.py FOLDER [--images 600] [--size 112] [--model torchvision/resnet18]
 
 The bare loop is what the work costs at least on a CPU: as many processes as there are cores decode and preprocess
 equal shares of the files and drop the results, and then both networks take batches that are already there, with a

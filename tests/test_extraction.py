@@ -9,11 +9,14 @@ import torch
 from PIL import Image
 
 from tico_ssl import embed, evaluate, load_backbone
+from tico_ssl.config.section import validate
 from tico_ssl.config.sections import BackboneConfig, DataConfig
+from tico_ssl.config.views import ViewPolicy, named_policy
 from tico_ssl.data.arrays import from_arrays
 from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.sources import open_training
 from tico_ssl.evaluations._context import open_context
+from tico_ssl.evaluations._representation import augmented
 from tico_ssl.features import batches, extraction, subjects
 from tico_ssl.features.cache import FeatureCache
 from tico_ssl.features.extraction import extract, extract_all, image_batches, squashed
@@ -22,6 +25,8 @@ from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import save_backbone
 from tico_ssl.pipeline import workers
 from tico_ssl.runtime import progress
+from tico_ssl.runtime.randomness import generator
+from tico_ssl.views.executor import Views
 
 CPU = torch.device("cpu")
 SIZES = [(70, 90), (20, 31), (16, 16), (120, 66), (400, 9), (64, 64), (17, 300)]
@@ -94,6 +99,22 @@ def test_networks_that_share_a_pass_have_the_features_of_passes_of_their_own(sou
     assert not torch.allclose(together[0].features, together[1].features)
 
 
+def test_augmented_views_of_files_are_those_of_a_batch_in_one_process(source, monkeypatch):
+    monkeypatch.setattr(augmented, "BATCH", 33)
+    (values,) = named_policy("byol-small")[:1]
+    policy = validate(ViewPolicy, values, "views").model_copy(update={"count": 1})
+    backbone = network().eval()
+    found = augmented._one_view({"one": backbone}, source, policy, 3, 0, CPU, "views")["one"]
+    make = Views([policy], 16, backbone.mean, backbone.std)
+    drawn = torch.cat(
+        [make.draw(min(33, 150 - i), generator(3, "probe", augmented.DRAW, 0, i)) for i in range(0, 150, 33)]
+    )
+    images = dict(readable(source))
+    (views,) = make([*images.values()], drawn[[*images]])
+    with torch.no_grad():
+        assert torch.allclose(found, backbone(views), atol=1e-5)
+
+
 def counted(source):
     asked = []
     return replace(source, fetch=lambda place: asked.append(place) or source.fetch(place)), asked
@@ -149,7 +170,7 @@ def test_the_twin_is_known_by_how_it_is_made(photos):
     source = open_training(DataConfig(source=str(photos)))
 
     def known(backbone=None, images=source, seed=0, **options):
-        return untrained_twin(backbone or network(), images, seed, CPU, **options).identify()
+        return untrained_twin(backbone or network(), images, seed, CPU, **options).identity
 
     assert known() == known(network(5))  # of the trained weights it has nothing
     others = [

@@ -79,7 +79,7 @@ class FeatureCache:
         return [self._file(backbone, images, device, whole) for backbone in backbones]
 
     def _file(self, backbone: LazyBackbone, images: str, device: torch.device, whole: bool) -> Path | None:
-        if self.folder is None or (identity := backbone.identify()) is None:
+        if self.folder is None or (identity := backbone.identity) is None:
             return None
         seen = {"whole": whole, "shorter": needed_side(backbone.like) if self.reduced_decoding else None}
         computed = {"device": device.type, "precision": str(self.dtype).removeprefix("torch.")}

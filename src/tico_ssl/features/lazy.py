@@ -23,6 +23,11 @@ class LazyBackbone:
     """A digest of all that determines the weights; None if that cannot be known."""
 
     @cached_property
+    def identity(self) -> str | None:
+        """The digest, computed once: it may take a look at every file."""
+        return self.identify()
+
+    @cached_property
     def built(self) -> Backbone:
         """The backbone itself."""
         return self.make()
