@@ -101,7 +101,7 @@ class _Pace:
 
     def line_due(self) -> bool:
         """Whether a line should be printed; ask once per line."""
-        due = monotonic() >= self._next and self.done < self.total
+        due = monotonic() >= self._next and 0 < self.done < self.total
         if due:
             self._next = monotonic() + SECONDS_BETWEEN_LINES
         return due
