@@ -54,8 +54,10 @@ def photos(tmp_path):
 
 @pytest.fixture
 def small_batches(monkeypatch):
-    """Several batches, of which the last is smaller, and a ring that is used more than once."""
+    """Several batches, of which the last is smaller, a ring that is used more than once, and images prepared alone or
+    together."""
     monkeypatch.setattr(batches, "BATCH", 33)
+    monkeypatch.setattr(batches, "TOGETHER", 20_000)
 
 
 @pytest.fixture(params=["processes", "threads"])
