@@ -23,9 +23,10 @@ from tico_ssl.data.sources import open_source
 from tico_ssl.evaluations import few_shot
 from tico_ssl.evaluations._context import open_context
 from tico_ssl.evaluations._evaluate import overrides_by_protocol
-from tico_ssl.features.cache import FeatureCache, weights_digest
-from tico_ssl.features.extraction import extract
+from tico_ssl.features.cache import FeatureCache
+from tico_ssl.features.extraction import extract_all
 from tico_ssl.features.frozen import Features
+from tico_ssl.features.lazy import weights_digest
 from tico_ssl.features.subjects import import_model
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import load_backbone, save_backbone
@@ -67,8 +68,8 @@ def extractions(monkeypatch):
     made = []
     monkeypatch.setattr(
         module,
-        "extract",
-        lambda backbone, source, *a, **k: made.append(len(source)) or extract(backbone, source, *a, **k),
+        "extract_all",
+        lambda networks, source, *a, **k: made.append(len(source)) or extract_all(networks, source, *a, **k),
     )
     return made
 
@@ -79,13 +80,13 @@ def extractions(monkeypatch):
 def test_a_second_protocol_and_a_second_command_do_not_extract_again(here, extractions):
     short = {"iterations": 3}
     first = evaluate("b.safetensors", "linear", "x.npz", short)
-    assert extractions == [48, 20, 48, 20]  # trained and untrained
+    assert extractions == [48, 20]  # trained and untrained at once
     evaluate("b.safetensors", "few-shot", "x.npz", short)
     again = evaluate("b.safetensors", "linear", "x.npz", short)
-    assert len(extractions) == 4
+    assert len(extractions) == 2
     assert again.numbers == first.numbers
     evaluate("b.safetensors", "linear", "x.npz", short, cache=False)
-    assert len(extractions) == 8
+    assert len(extractions) == 4
 
 
 def test_what_is_read_is_what_was_made_and_damage_is_made_good(here, extractions):

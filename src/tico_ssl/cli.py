@@ -31,6 +31,7 @@ DataOption = Annotated[
         help=f"{DATA_FORMS}; by default the data of the recipe or run. Repeatable.",
     ),
 ]
+BF16Option = Annotated[bool, typer.Option("--bf16", help="Compute frozen features in bf16: faster, less exact.")]
 RECIPE_WORDS = "[RECIPE] [KEY=VALUE ...]"
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="Images, as for --data.")]
 
@@ -103,6 +104,7 @@ def evaluate(
         typer.Option(help="Weights of a model by name (.safetensors, .pth); by default random."),
     ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Compute everything again, and cache nothing.")] = False,
+    bf16: BF16Option = False,
 ) -> None:
     """Evaluate a backbone beside an untrained one. `all`: by every protocol that the data allow."""
     from tico_ssl.evaluations._evaluate import NotSaved, evaluate_all, imported
@@ -116,7 +118,7 @@ def evaluate(
     overrides = _changes(word for word in words if "=" in word)
     try:
         subject = run if weights is None else str(imported(run, weights, data))
-        results, unsaved = evaluate_all(subject, protocols, data, overrides, not no_cache), None
+        results, unsaved = evaluate_all(subject, protocols, data, overrides, not no_cache, bf16), None
     except NotSaved as error:
         results, unsaved = error.results, error
     except KeyboardInterrupt as stop:
@@ -139,12 +141,13 @@ def embed(
     run: RunArgument,
     data: DataOption = None,
     out: Annotated[str, typer.Option(help="File to write: .npz, .csv or .parquet.")] = "features.npz",
+    bf16: BF16Option = False,
 ) -> None:
     """Extract the features of images. They are written with file names and labels."""
     from tico_ssl.features.embedding import embed as write
     from tico_ssl.runtime.progress import say
 
-    say(f"wrote {write(run, data, out)}")
+    say(f"wrote {write(run, data, out, bf16)}")
 
 
 @app.command()

@@ -20,9 +20,10 @@ from tico_ssl.data.sources import open_source, open_training, shown
 from tico_ssl.features.cache import FeatureCache
 from tico_ssl.features.extraction import needed_side, pixels
 from tico_ssl.features.frozen import Features, frozen_features
+from tico_ssl.features.lazy import LazyBackbones
 from tico_ssl.features.splits import splits
 from tico_ssl.features.subjects import open_subject, untrained_twin
-from tico_ssl.networks.backbones import SMALL_IMAGE, Backbone
+from tico_ssl.networks.backbones import SMALL_IMAGE
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import choose_device
@@ -40,7 +41,7 @@ class Context:
     `cache` keeps features, and `home` the state of long protocols, between commands; both are optional.
     """
 
-    backbones: dict[str, Backbone]
+    backbones: LazyBackbones
     train: Source
     test: Source
     data: dict[str, Any]
@@ -77,16 +78,26 @@ class Context:
         if key not in self._features:
             if representation == "pixels":
                 features = Features(pixels(self.train), pixels(self.test), self.train.labels, self.test.labels)
+                self._features[key] = features
             else:
-                backbone = self.backbones[representation]
-                features = frozen_features(backbone, self.train, self.test, self.device, self.cache, key[1])
-            self._features[key] = features
+                self._extract(key[1])
         return self._features[key]
+
+    def _extract(self, whole: bool) -> None:
+        """Features under all backbones, in one pass over the images."""
+        unbuilt = [*self.backbones.lazy.values()]
+        made = frozen_features(unbuilt, self.train, self.test, self.device, self.cache, whole)
+        self._features.update({(name, whole): one for name, one in zip(self.backbones, made, strict=True)})
+
+    @property
+    def image_size(self) -> int:
+        """Side in pixels of the backbones' input."""
+        return next(iter(self.backbones.lazy.values())).like.image_size
 
     @cached_property
     def _square(self) -> bool:
         """Whether all images have the network's input size, so that the central crop is the whole image."""
-        side = next(iter(self.backbones.values())).image_size
+        side = self.image_size
         return all(s.images is not None and s.images.shape[-2:] == (side, side) for s in (self.train, self.test))
 
     @cached_property
@@ -161,9 +172,9 @@ def _finished(file: Path) -> Numbers | None:
     return numbers[0]
 
 
-def open_context(run: str | Path, data: Given | None = None, cache: bool = False) -> Context:
+def open_context(run: str | Path, data: Given | None = None, cache: bool = False, bf16: bool = False) -> Context:
     """Open the backbones and data of a run, a backbone file or a model by name. With `cache`, features and the state of
-    long protocols are kept in the run's folder."""
+    long protocols are kept in the run's folder. With `bf16`, frozen features are computed in bf16."""
     subject = open_subject(run, data)
     backbone, config, seed, device = subject.backbone, subject.data, subject.seed, choose_device()
     channels, shorter = backbone.config.channels, needed_side(backbone)
@@ -173,9 +184,11 @@ def open_context(run: str | Path, data: Given | None = None, cache: bool = False
         return splits(open_training(config, channels, shorter), test, seed)
 
     train, test_images, how = training(shorter)
-    twin = untrained_twin(backbone, train, seed, device)
-    backbones = {"trained": backbone, "untrained": twin} if subject.trained else {"untrained": twin}
+    twin = untrained_twin(backbone, train, seed, device, config.reduced_decoding)
+    backbones = LazyBackbones({"trained": backbone, "untrained": twin} if subject.trained else {"untrained": twin})
+    dtype = torch.bfloat16 if bf16 else torch.float32
     described = {"source": shown(config), "train": len(train), "test": len(test_images), "split": how}
+    described |= {"precision": "bf16"} if bf16 else {}
     return Context(
         backbones,
         train,
@@ -184,7 +197,7 @@ def open_context(run: str | Path, data: Given | None = None, cache: bool = False
         subject.checkpoint,
         seed,
         device,
-        FeatureCache(subject.home / "features" if cache else None, config.reduced_decoding),
+        FeatureCache(subject.home / "features" if cache else None, config.reduced_decoding, dtype),
         subject.home if cache else None,
         lambda shorter: training(shorter)[0],
         subject.home if Path(run).expanduser().is_dir() else None,

@@ -26,12 +26,13 @@ def evaluate(
     overrides: Mapping[str, Any] | None = None,
     weights: str | Path | None = None,
     cache: bool = True,
+    bf16: bool = False,
 ) -> Result:
     """Evaluate a run, a backbone file or a model by name, and append the result to its results.jsonl. If it cannot be
-    written, this is said, and the result returned all the same."""
+    written, this is said, and the result returned all the same. With `bf16`, frozen features are computed in bf16."""
     subject = run if weights is None else imported(run, weights, data)
     try:
-        return evaluate_all(subject, [protocol], data, overrides, cache)[0]
+        return evaluate_all(subject, [protocol], data, overrides, cache, bf16)[0]
     except NotSaved as error:
         say(f"warning: {error}")
         return error.results[0]
@@ -50,6 +51,7 @@ def evaluate_all(
     data: Given | None = None,
     overrides: Mapping[str, Any] | None = None,
     cache: bool = True,
+    bf16: bool = False,
 ) -> list[Result]:
     """The same by several protocols; those that need the same context share it. An override `few-shot.draws` is for one
     protocol, `seed` for all that have it. `all` is every protocol that the data allow; the others are named with a
@@ -70,7 +72,7 @@ def evaluate_all(
     tune_process(device)
     unsaved: list[str] = []
     with distributed.session(device):  # one for all protocols: a process group is initialised once per launch
-        results = list(_results(run, chosen, data, given, cache, everything, unsaved))
+        results = list(_results(run, chosen, data, given, cache, bf16, everything, unsaved))
     if not results:
         raise UserError(f"{in_words(data)}: no protocol supports these data")
     if unsaved:
@@ -84,6 +86,7 @@ def _results(
     data: Given | None,
     given: Mapping[str, Mapping[str, Any]],
     cache: bool,
+    bf16: bool,
     lenient: bool,
     unsaved: list[str],
 ) -> Iterator[Result]:
@@ -99,7 +102,8 @@ def _results(
             if lenient and hasattr(module, "NOT_IN_ALL"):
                 raise UserError(module.NOT_IN_ALL)
             if opener not in contexts:
-                contexts[opener] = open_context(run, data, cache) if opener is open_context else opener(run, data)
+                ours = opener is open_context
+                contexts[opener] = open_context(run, data, cache, bf16) if ours else opener(run, data)
             result = evaluate_with(contexts[opener], run, protocol, given[protocol])
         except NotSaved as error:
             unsaved.append(str(error))

@@ -17,7 +17,7 @@ from tico_ssl.evaluations._classification.settings import Positive, Rate
 from tico_ssl.evaluations._context import Context
 from tico_ssl.evaluations._representation.corruption import corrupt, strength
 from tico_ssl.evaluations._representation.settings import SEVERITIES, STRENGTHS
-from tico_ssl.features.extraction import raw_batches
+from tico_ssl.features.batches import prepared_batches
 from tico_ssl.features.knn import knn_predictions
 from tico_ssl.features.regression import fit_linear
 from tico_ssl.features.settings import Voters
@@ -82,10 +82,11 @@ def _central_squares(context: Context, most: int) -> tuple[Tensor, Tensor]:
     """The central crops of the test images as bytes, and their classes: corruptions come after the crop."""
     source = context.test.limited(most)
     assert source.labels is not None
-    size = next(iter(context.backbones.values())).image_size
+    size, like = context.image_size, next(iter(context.backbones.lazy.values())).like
     squares, places = [], []
-    for images, at in raw_batches(source):
-        squares.append((centre_crop(images, size).clamp(0, 1) * 255).round().to(torch.uint8))
+    shape = (like.config.channels, size, size)
+    for images, at in prepared_batches(source, lambda given, _: centre_crop(given, size), shape, torch.device("cpu")):
+        squares.append((images.clamp(0, 1) * 255).round().to(torch.uint8).contiguous())
         places += at
     return torch.cat(squares), source.labels[places]
 

@@ -52,7 +52,7 @@ def _measure(context: Context, config: Config, name: str, title: str, place: Pat
 
     def accuracies(source: Source) -> list[Numbers]:
         """Accuracy of every head, on central crops."""
-        features, places = context.cache.extract(backbone, source, context.device)
+        features, places = context.cache.extract(context.backbones.lazy[name], source, context.device)
         assert source.labels is not None
         labels = source.labels[places]
         return [top_accuracies(scores, labels) for scores in classifier.scores(features)]

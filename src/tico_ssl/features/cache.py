@@ -1,40 +1,31 @@
 """Features on disk, so that a second protocol or a second command does not extract them again.
 
-A file's name is a digest of everything that determines its content: weights, images, preprocessing, device type.
-So a file is never stale and may be deleted at any time; a damaged one is computed again.
+A file's name is a digest of everything that determines its content: weights or how they are made, images,
+preprocessing, device type and precision. So a file is never stale and may be deleted at any time; a damaged one is
+computed again.
 """
 
 import hashlib
 import json
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from tico_ssl.data.source import Source
-from tico_ssl.features.extraction import Extracted, extract, needed_side
+from tico_ssl.features.extraction import Extracted, extract_all, needed_side
+from tico_ssl.features.lazy import LazyBackbone, memory_of, ready
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import refusal
 from tico_ssl.runtime.files import written_atomically
 from tico_ssl.runtime.progress import say
 
-VERSION = 2  # of the file's content: raise it when the same key would mean different values
-
-
-def weights_digest(backbone: Backbone) -> str:
-    """Digest of a backbone's parameters, buffers and description."""
-    text = json.dumps([backbone.config.model_dump(mode="json"), backbone.image_size, backbone.mean, backbone.std])
-    found = hashlib.sha256(text.encode())
-    for name, value in backbone.state_dict().items():
-        found.update(name.encode())
-        found.update(_bytes(value))
-    return found.hexdigest()[:16]
+VERSION = 3  # of the file's content: raise it when the same key would mean different values
 
 
 @dataclass(frozen=True)
@@ -44,25 +35,55 @@ class FeatureCache:
     folder: Path | None
     reduced_decoding: bool = True
     """Whether large JPEGs are decoded at a fraction of their size."""
+    dtype: torch.dtype = torch.float32
+    """Of matrix products: float32 or bf16."""
 
     def extract(
-        self, backbone: Backbone, source: Source, device: torch.device, label: str | None = None, whole: bool = False
+        self,
+        backbone: Backbone | LazyBackbone,
+        source: Source,
+        device: torch.device,
+        label: str | None = None,
+        whole: bool = False,
     ) -> Extracted:
         """The features of a source, as `features.extract` makes them."""
-        file = self._file(backbone, source, device, whole)
-        if file is not None and (kept := _read(file)) is not None:
-            return kept
-        made = extract(backbone, source, device, label, whole)
-        if file is not None and distributed.is_main():
-            _write(file, made)
-        return made
+        return self.extract_all([backbone], source, device, label, whole)[0]
 
-    def _file(self, backbone: Backbone, source: Source, device: torch.device, whole: bool) -> Path | None:
+    def extract_all(
+        self,
+        backbones: Sequence[Backbone | LazyBackbone],
+        source: Source,
+        device: torch.device,
+        label: str | None = None,
+        whole: bool = False,
+    ) -> list[Extracted]:
+        """The same for several backbones: those whose features are not known, in one pass over the images. Only they
+        are built."""
+        given = [ready(backbone) for backbone in backbones]
+        files = self._files(given, source, device, whole)
+        found = [None if file is None else _read(file) for file in files]
+        if missing := [number for number, known in enumerate(found) if known is None]:
+            networks = [given[number].built for number in missing]
+            made = extract_all(networks, source, device, label, whole, self.dtype)
+            for number, one in zip(missing, made, strict=True):
+                found[number] = one
+                if (file := files[number]) is not None and distributed.is_main():
+                    _write(file, one)
+        return [one for one in found if one is not None]
+
+    def _files(
+        self, backbones: Sequence[LazyBackbone], source: Source, device: torch.device, whole: bool
+    ) -> list[Path | None]:
         if self.folder is None or (images := source.fingerprint()) is None:
+            return [None] * len(backbones)
+        return [self._file(backbone, images, device, whole) for backbone in backbones]
+
+    def _file(self, backbone: LazyBackbone, images: str, device: torch.device, whole: bool) -> Path | None:
+        if self.folder is None or (identity := backbone.identity) is None:
             return None
-        seen = {"whole": whole, "shorter": needed_side(backbone) if self.reduced_decoding else None}
-        computed = {"device": device.type, "precision": "float32"}
-        key = json.dumps([VERSION, weights_digest(backbone), images, seen, computed], sort_keys=True)
+        seen = {"whole": whole, "shorter": needed_side(backbone.like) if self.reduced_decoding else None}
+        computed = {"device": device.type, "precision": str(self.dtype).removeprefix("torch.")}
+        key = json.dumps([VERSION, identity, images, seen, computed], sort_keys=True)
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.safetensors"
 
 
@@ -97,10 +118,5 @@ def _write(file: Path, made: Extracted) -> None:
 
 
 def _checksum(made: Extracted) -> str:
-    content = zlib.crc32(_bytes(made.places), zlib.crc32(_bytes(made.features)))
+    content = zlib.crc32(memory_of(made.places), zlib.crc32(memory_of(made.features)))
     return " ".join(map(str, [content, *((tensor.dtype, tuple(tensor.shape)) for tensor in made)]))
-
-
-def _bytes(tensor: Tensor) -> Any:
-    """A view of the memory that can be hashed without a copy."""
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()

@@ -14,14 +14,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def embed(run: str | Path, data: Given | None = None, out: str | Path = "features.npz") -> Path:
-    """Write features, names and labels (if any) of all images of a source as .npz, .csv or .parquet."""
+def embed(run: str | Path, data: Given | None = None, out: str | Path = "features.npz", bf16: bool = False) -> Path:
+    """Write features, names and labels (if any) of all images of a source as .npz, .csv or .parquet. With `bf16`,
+    features are computed in bf16."""
     out = Path(out).expanduser()
     if out.suffix not in WRITERS:
         raise UserError(f"{out}: features are written as {', '.join(sorted(WRITERS))}")
     if out.suffix == ".parquet" and find_spec("pyarrow") is None:
         raise UserError(f"{out}: parquet needs pyarrow: pip install 'tico-ssl[parquet]'")
     require_backbone(run, data)
+
+    import torch
 
     from tico_ssl.data.sources import open_training
     from tico_ssl.features.extraction import extract, needed_side
@@ -33,9 +36,10 @@ def embed(run: str | Path, data: Given | None = None, out: str | Path = "feature
     device = choose_device()
     tune_process(device)
     backbone = load_backbone(run)
-    config = data_config(run, data)
+    config = data_config(run, data, backbone)
     source = open_training(config, backbone.config.channels, needed_side(backbone))
-    features, places = extract(backbone, source, device, label="embedding")
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    features, places = extract(backbone, source, device, label="embedding", dtype=dtype)
     out.parent.mkdir(parents=True, exist_ok=True)
     labels = None if source.labels is None else source.labels[places].numpy()
     names = [printable(source.names(i)) for i in places.tolist()]

@@ -23,7 +23,7 @@ from tico_ssl.data.given import Given
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_source, open_training, shown
 from tico_ssl.features.cache import FeatureCache
-from tico_ssl.features.extraction import WORKERS, Extracted, needed_side
+from tico_ssl.features.extraction import Extracted, needed_side
 from tico_ssl.features.knn import knn_predictions
 from tico_ssl.features.picture import MOST_COLOURS, NEIGHBOURS, VOTERS, Images, Picture
 from tico_ssl.features.settings import Voters
@@ -37,6 +37,7 @@ BANK = 10_000  # training images in the kNN bank, where their features have to b
 EVALUATED_BANK = 200_000  # and where an evaluation has cached them
 LANDMARKS = 4_000  # points that t-SNE arranges; 10,000 would take it minutes
 CLUSTERS = 12
+THREADS = 4  # that decode thumbnails
 
 
 def picture_of(
@@ -162,7 +163,7 @@ def thumbnails(source: Source, places: Tensor, side: int) -> np.ndarray:
     if source.images is not None:
         parts = [_squares(source.take(part), side) for part in places.split(1024)]
     else:
-        found = attempts(source, places.tolist(), WORKERS)
+        found = attempts(source, places.tolist(), THREADS)
         parts = [_squares((torch.zeros(3, side, side) if isinstance(x, BadImage) else x)[None], side) for x in found]
     return np.concatenate(parts) if parts else np.zeros((0, side, side, 3), dtype=np.uint8)
 

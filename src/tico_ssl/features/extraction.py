@@ -2,25 +2,23 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
-from itertools import islice
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tico_ssl.data.bad_files import attempts
-from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.source import Source
+from tico_ssl.features.batches import prepared_batches
 from tico_ssl.networks.backbones import Backbone
+from tico_ssl.runtime.device import autocast
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import track
 from tico_ssl.views import operations
 from tico_ssl.views.centre import KEPT
 from tico_ssl.views.executor import sizes_of
 
-BATCH = 256
-WORKERS = 4  # threads that decode files
+WAITING = 32  # batches whose features stay on the device: copying them waits for all that is queued there
 
 
 class Extracted(NamedTuple):
@@ -30,28 +28,18 @@ class Extracted(NamedTuple):
     places: Tensor
 
 
-def raw_batches(source: Source) -> Iterator[tuple[Tensor | list[Tensor], list[int]]]:
-    """Batches of uint8 images and their indices, in order; images that cannot be read are left out."""
-    if source.images is not None:
-        for places in torch.arange(len(source)).split(BATCH):
-            yield source.take(places), places.tolist()
-        return
-    results = enumerate(attempts(source, range(len(source)), WORKERS))
-    while chunk := list(islice(results, BATCH)):
-        good = [(place, image) for place, image in chunk if not isinstance(image, BadImage)]
-        if good:
-            yield [image for _, image in good], [place for place, _ in good]
-
-
 def image_batches(
     source: Source, backbone: Backbone, device: torch.device, whole: bool = False
 ) -> Iterator[tuple[Tensor, list[int]]]:
-    """The same, preprocessed for a backbone."""
+    """Batches preprocessed for a backbone, channels last, and their indices; unreadable images are left out."""
+
+    def prepare(images: Tensor | Sequence[Tensor], _: list[int]) -> Tensor:
+        return squashed(backbone, images) if whole else backbone.preprocess(images)
+
     dtype = next(backbone.parameters()).dtype
-    preprocess = partial(squashed, backbone) if whole else backbone.preprocess
-    for images, places in raw_batches(source):
-        moved = images.to(device) if isinstance(images, Tensor) else images
-        yield preprocess(moved).to(device, dtype), places
+    shape = (backbone.config.channels, backbone.image_size, backbone.image_size)
+    for images, places in prepared_batches(source, prepare, shape, device):
+        yield images.to(dtype).contiguous(memory_format=torch.channels_last), places
 
 
 def squashed(backbone: Backbone, images: Tensor | Sequence[Tensor]) -> Tensor:
@@ -67,28 +55,99 @@ def needed_side(backbone: Backbone) -> int:
     return math.ceil(backbone.image_size / KEPT)
 
 
-@torch.no_grad()
 def extract(
-    backbone: Backbone, source: Source, device: torch.device, label: str | None = None, whole: bool = False
+    backbone: Backbone,
+    source: Source,
+    device: torch.device,
+    label: str | None = None,
+    whole: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> Extracted:
     """Features of every image's central crop, or of the whole image (squash resize), in evaluation mode. The
-    backbone's mode is restored."""
-    training = backbone.training
-    backbone.eval().to(device)
-    features, places = [], []
-    for images, at in track(image_batches(source, backbone, device, whole), -(-len(source) // BATCH), label):
-        features.append(backbone(images).cpu())  # float32: evaluations should not depend on bf16 support
-        places += at
-    backbone.train(training)
-    if not features:
+    backbone's mode is restored. With bf16 as `dtype`, matrix products are in bf16; features are float32 in any case."""
+    return extract_all([backbone], source, device, label, whole, dtype)[0]
+
+
+@torch.no_grad()
+def extract_all(
+    backbones: Sequence[Backbone],
+    source: Source,
+    device: torch.device,
+    label: str | None = None,
+    whole: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> list[Extracted]:
+    """The same for several backbones, in one pass over the images if all see the same pixels."""
+    if len({_input(backbone) for backbone in backbones}) > 1:
+        return [extract(backbone, source, device, label, whole, dtype) for backbone in backbones]
+    gathered = [_Rows() for _ in backbones]
+    places: list[int] = []
+    with _evaluating(backbones, device):
+        made = image_batches(source, backbones[0], device, whole)
+        for images, at in track(made, len(source), label, "images", _size):
+            for backbone, rows in zip(backbones, gathered, strict=True):
+                with autocast(device, dtype):
+                    features = backbone(images)
+                rows.add(features.to(images.dtype))
+            places += at
+    if not places:
         raise UserError(f"{source.name}: none of the {len(source)} images can be read")
-    found = Extracted(torch.cat(features), torch.tensor(places))
-    if bad := int((~found.features.isfinite().all(dim=1)).sum()):
+    found = [Extracted(rows.all(), torch.tensor(places)) for rows in gathered]
+    for backbone, one in zip(backbones, found, strict=True):
+        _require_finite(backbone, one.features)
+    return found
+
+
+def _input(backbone: Backbone) -> tuple[object, ...]:
+    """What determines the pixels that a backbone sees."""
+    return backbone.config.channels, backbone.image_size, backbone.mean, backbone.std, next(backbone.parameters()).dtype
+
+
+def _size(batch: tuple[Tensor, list[int]]) -> int:
+    return len(batch[1])
+
+
+@contextmanager
+def _evaluating(backbones: Sequence[Backbone], device: torch.device) -> Iterator[None]:
+    """Within, backbones are on the device and in evaluation mode; afterwards they have their mode of before."""
+    modes = [backbone.training for backbone in backbones]
+    try:
+        for backbone in backbones:
+            backbone.eval().to(device)
+        yield
+    finally:
+        for backbone, training in zip(backbones, modes, strict=True):
+            backbone.train(training)
+
+
+class _Rows:
+    """Features of one batch after the other, moved to the CPU now and then."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Tensor] = []
+        self._moved: list[Tensor] = []
+
+    def add(self, features: Tensor) -> None:
+        self._waiting.append(features)
+        if len(self._waiting) == WAITING:
+            self._move()
+
+    def all(self) -> Tensor:
+        self._move()
+        return torch.cat(self._moved)
+
+    def _move(self) -> None:
+        if self._waiting:
+            self._moved.append(torch.cat(self._waiting).cpu())
+            self._waiting.clear()
+
+
+def _require_finite(backbone: Backbone, features: Tensor) -> None:
+    if bad := int((~features.isfinite().all(dim=1)).sum()):
         raise UserError(
-            f"{backbone.config.name} returns non-finite features for {bad} of {len(places)} images: "
+            f"{backbone.config.name} returns non-finite features for {bad} of {len(features)} images: "
             "its weights are damaged, or its training has diverged"
         )
-    return found
 
 
 def pixels(source: Source) -> Tensor:

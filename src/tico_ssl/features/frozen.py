@@ -1,5 +1,6 @@
-"""Training and test features of a frozen backbone."""
+"""Training and test features of frozen backbones."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from tico_ssl.data.source import Source
 from tico_ssl.features.cache import FeatureCache
+from tico_ssl.features.lazy import LazyBackbone
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.runtime.errors import UserError
 
@@ -38,20 +40,25 @@ class Features:
 
 
 def frozen_features(
-    backbone: Backbone,
+    backbones: Sequence[Backbone | LazyBackbone],
     train: Source,
     test: Source,
     device: torch.device,
     cache: FeatureCache | None = None,
     whole: bool = False,
-) -> Features:
-    """Features of both splits; images that cannot be read are left out with their labels."""
+    label: str | None = "features",
+) -> list[Features]:
+    """Features of both splits under every backbone, each split decoded once; images that cannot be read are left out
+    with their labels."""
     cache = cache or FeatureCache(None)
-    ours = cache.extract(backbone, train, device, "features", whole)
-    theirs = cache.extract(backbone, test, device, None, whole)
-    return Features(
-        ours.features,
-        theirs.features,
-        None if train.labels is None else train.labels[ours.places],
-        None if test.labels is None else test.labels[theirs.places],
-    )
+    ours = cache.extract_all(backbones, train, device, label and f"training {label}", whole)
+    theirs = cache.extract_all(backbones, test, device, label and f"test {label}", whole)
+    return [
+        Features(
+            of_train.features,
+            of_test.features,
+            None if train.labels is None else train.labels[of_train.places],
+            None if test.labels is None else test.labels[of_test.places],
+        )
+        for of_train, of_test in zip(ours, theirs, strict=True)
+    ]

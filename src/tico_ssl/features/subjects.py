@@ -1,6 +1,9 @@
 """The model under evaluation: backbone of a run, backbone file, or any model by name, with given or random weights."""
 
+import hashlib
+import json
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -12,8 +15,9 @@ from tico_ssl.config.sections import IMAGENET_MEAN, IMAGENET_STD, BackboneConfig
 from tico_ssl.data.given import Given, as_source
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_training
-from tico_ssl.features.extraction import image_batches
+from tico_ssl.features.extraction import image_batches, needed_side
 from tico_ssl.features.homes import MODELS, home_of, is_model_name
+from tico_ssl.features.lazy import LazyBackbone, described
 from tico_ssl.networks.backbones import Backbone, build_backbone
 from tico_ssl.networks.batch_norm import calibrate
 from tico_ssl.networks.storage import load_backbone, save_backbone
@@ -46,7 +50,8 @@ def open_subject(run: str | Path, data: Given | None = None) -> Subject:
         return Subject(backbone, config, "untrained", 0, home_of(run), trained=False)
     file = backbone_file(run)
     seed = open_run(run).recipe().training.seed if Path(run).expanduser().is_dir() else 0
-    return Subject(load_backbone(run), data_config(run, data), digest(file), seed, home_of(run))
+    backbone = load_backbone(run)
+    return Subject(backbone, data_config(run, data, backbone), digest(file), seed, home_of(run))
 
 
 def import_model(name: str | Path, weights: str | Path, data: Given | None) -> Path:
@@ -136,12 +141,11 @@ def _prefix(state: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:
     return max(prefixes, key=lambda prefix: sum(prefix + key in state for key in wanted), default="")
 
 
-def data_config(run: str | Path, data: Given | None) -> DataConfig:
-    """The data of a run, or other images in the run's size."""
+def data_config(run: str | Path, data: Given | None, backbone: Backbone) -> DataConfig:
+    """The data of a run, or other images in the size of its backbone."""
     if Path(run).expanduser().is_dir():
         config = open_run(run).recipe().data
         return config if data is None else config.model_copy(update={"source": as_source(data), "limit": None})
-    backbone = load_backbone(run)
     if data is None:
         raise UserError(f"{run}: say which images with --data")
     return DataConfig(source=as_source(data), image_size=backbone.image_size, mean=backbone.mean, std=backbone.std)
@@ -150,12 +154,28 @@ def data_config(run: str | Path, data: Given | None) -> DataConfig:
 CALIBRATION_IMAGES = 2_560
 
 
-def untrained_twin(trained: Backbone, train: Source, seed: int, device: torch.device) -> Backbone:
-    """The same architecture with untrained weights, its BatchNorm calibrated on the data for a fair comparison."""
-    twin = fresh_twin(trained, seed).to(device)
-    shuffled = train.subset(torch.randperm(len(train), generator=generator(seed, "split", 1))[:CALIBRATION_IMAGES])
-    batches = (images for images, _ in image_batches(shuffled, twin, device))
-    return calibrate(twin, batches)  # type: ignore[return-value]
+def untrained_twin(
+    trained: Backbone, train: Source, seed: int, device: torch.device, reduced_decoding: bool = True
+) -> LazyBackbone:
+    """The same architecture with untrained weights, its BatchNorm calibrated on the data for a fair comparison. It is
+    identified by how it is made, so that its features can be found before it is built."""
+
+    def make() -> Backbone:
+        twin = fresh_twin(trained, seed).to(device)
+        shuffled = train.subset(torch.randperm(len(train), generator=generator(seed, "split", 1))[:CALIBRATION_IMAGES])
+        batches = (images for images, _ in image_batches(shuffled, twin, device))
+        return calibrate(twin, batches)  # type: ignore[return-value]
+
+    def identify() -> str | None:
+        if (images := train.fingerprint()) is None:
+            return None
+        decoded = needed_side(trained) if reduced_decoding else None
+        data = [images, seed, CALIBRATION_IMAGES, decoded, device.type]
+        libraries = {name: version(name) for name in ("torch", "torchvision", "timm")}  # which draw the weights
+        made = json.dumps(["untrained", described(trained), data, libraries])
+        return hashlib.sha256(made.encode()).hexdigest()[:16]
+
+    return LazyBackbone(trained, make, identify)
 
 
 def fresh_twin(trained: Backbone, seed: int) -> Backbone:

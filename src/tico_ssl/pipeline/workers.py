@@ -36,6 +36,7 @@ T = TypeVar("T")
 MOST_WORKERS = 16  # limit of the default
 MOST_PER_CORE = 32  # limit of what may be asked for: more processes only get in each other's way
 AHEAD = 2  # items prefetched per worker
+NICE = 5  # of gentle processes, which then get a quarter of a core that this process wants too
 ALIGNED = 64  # alignment in bytes of arrays in a slot
 CAN_FORK = sys.platform.startswith("linux")  # fork is not safe elsewhere
 
@@ -58,15 +59,21 @@ def _cores() -> int:
 
 
 def ahead(
-    work: Callable[[S], T], items: Iterable[S], workers: int, processes: bool = CAN_FORK, setting: str = "workers"
+    work: Callable[[S], T],
+    items: Iterable[S],
+    workers: int,
+    processes: bool = CAN_FORK,
+    setting: str = "workers",
+    gentle: bool = False,
 ) -> Iterator[T]:
-    """`work` of every item, in order. `setting` is the name of the number of workers in error messages. Either items or
-    results may be large, not both: whoever sends more than a pipe holds waits for the other."""
+    """`work` of every item, in order. `setting` is the name of the number of workers in error messages. `gentle`
+    processes leave the CPU to this one while it needs it. Either items or results may be large, not both: whoever sends
+    more than a pipe holds waits for the other."""
     if not processes:
         with ThreadPoolExecutor(workers) as pool:
             yield from in_order(pool, work, items, AHEAD * workers)
         return
-    with _team(work, workers, setting) as team:
+    with _team(work, workers, setting, NICE if gentle else 0) as team:
         turns, waiting, rest = count(), deque[_Worker[S, T]](), iter(items)
 
         def send(number: int) -> None:
@@ -82,13 +89,13 @@ def ahead(
 
 
 @contextmanager
-def _team(work: Callable[[S], T], workers: int, setting: str) -> Iterator[list["_Worker[S, T]"]]:
+def _team(work: Callable[[S], T], workers: int, setting: str, nice: int) -> Iterator[list["_Worker[S, T]"]]:
     """Worker processes, which end with this context."""
     team: list[_Worker[S, T]] = []
     try:
         for _ in range(workers):
             try:
-                team.append(_Worker(work, [other.connection for other in team], f"{setting} (now {workers})"))
+                team.append(_Worker(work, [other.connection for other in team], f"{setting} (now {workers})", nice))
             except OSError as error:  # no process, no memory or no open file is left for it
                 reason = f"process {len(team) + 1} of {workers} cannot be started ({refusal(error)})"
                 raise UserError(f"{reason}: lower {setting}") from error
@@ -104,12 +111,12 @@ def _team(work: Callable[[S], T], workers: int, setting: str) -> Iterator[list["
 class _Worker(Generic[S, T]):
     """A process that does work on request."""
 
-    def __init__(self, work: Callable[[S], T], others: list[Connection], setting: str) -> None:
+    def __init__(self, work: Callable[[S], T], others: list[Connection], setting: str, nice: int) -> None:
         self.setting = setting
         self.connection, theirs = multiprocessing.Pipe()
         inherited = [*others, self.connection]
         self.process: ForkProcess = multiprocessing.get_context("fork").Process(
-            target=_serve, args=(work, theirs, inherited), daemon=True
+            target=_serve, args=(work, theirs, inherited, nice), daemon=True
         )
         try:
             self.process.start()
@@ -144,13 +151,14 @@ class _Worker(Generic[S, T]):
         return UserError(f"a worker process died{how}; if memory is short, lower {self.setting}")
 
 
-def _serve(work: Callable[[S], T], connection: Connection, inherited: list[Connection]) -> None:
+def _serve(work: Callable[[S], T], connection: Connection, inherited: list[Connection], nice: int) -> None:
     """The life of a worker. Signals are left to the main process, whose handlers and connections a fork inherits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in inherited:
         other.close()
     torch.set_num_threads(1)
+    os.nice(nice)
     with suppress(EOFError, ConnectionError):  # the main process has closed the connection, or has ended
         while True:
             connection.send(_attempt(work, connection.recv()))

@@ -1,8 +1,10 @@
-"""Progress bars on a terminal, nothing elsewhere."""
+"""Progress: bars on a terminal, a line now and then elsewhere."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from datetime import timedelta
+from time import monotonic
 from typing import TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -13,6 +15,7 @@ from tico_ssl.runtime.launcher import launched, launched_rank
 from tico_ssl.runtime.printing import printable_lines
 
 T = TypeVar("T")
+SECONDS_BETWEEN_LINES = 20.0  # of progress, without a terminal
 
 
 class SafeConsole(Console):
@@ -58,13 +61,56 @@ def bar(*columns: TextColumn) -> Progress:
     )
 
 
-def track(items: Iterable[T], total: int, label: str | None) -> Iterator[T]:
-    """The items, with a progress bar if there is a label."""
+def track(
+    items: Iterable[T],
+    total: int,
+    label: str | None,
+    unit: str = "",
+    amount: Callable[[T], int] = lambda item: 1,
+) -> Iterator[T]:
+    """The items, with speed and time left if there is a label: a progress bar, or a line now and then where there is no
+    terminal. An item may count for more than one unit of the total."""
     if label is None:
         yield from items
         return
-    with bar() as progress:
-        task = progress.add_task(label, total=total)
+    pace = _Pace(label, total, unit)
+    with bar(TextColumn("{task.fields[speed]}")) as progress:
+        task = progress.add_task(label, total=total, speed="")
         for item in items:
             yield item
-            progress.advance(task)
+            pace.advance(amount(item))
+            progress.update(task, completed=pace.done, speed=pace.speed())
+            if progress.disable and pace.line_due():
+                say(pace.line())
+
+
+class _Pace:
+    """How fast something goes, in words."""
+
+    def __init__(self, label: str, total: int, unit: str) -> None:
+        self.label, self.total, self.unit = label, total, unit
+        self.done, self._start = 0, monotonic()
+        self._next = self._start + SECONDS_BETWEEN_LINES
+
+    def advance(self, amount: int) -> None:
+        self.done += amount
+
+    def speed(self) -> str:
+        """Units per second since the start."""
+        return f"{self._rate():,.{0 if self._rate() >= 10 else 1}f} {self.unit}".rstrip() + "/s"
+
+    def line_due(self) -> bool:
+        """Whether a line should be printed; ask once per line."""
+        due = monotonic() >= self._next and 0 < self.done < self.total
+        if due:
+            self._next = monotonic() + SECONDS_BETWEEN_LINES
+        return due
+
+    def line(self) -> str:
+        """Progress, speed and time left."""
+        left = timedelta(seconds=round((self.total - self.done) / max(self._rate(), 1e-9)))
+        counted = f"{self.done:,} of {self.total:,} {self.unit}".rstrip()
+        return f"{self.label}: {counted}, {self.speed()}, {left} left"
+
+    def _rate(self) -> float:
+        return self.done / max(monotonic() - self._start, 1e-9)

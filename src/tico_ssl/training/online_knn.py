@@ -51,7 +51,7 @@ class OnlineKnn:
     def measure(self, backbone: nn.Module) -> dict[str, float]:
         """Accuracy in per cent, for the metrics."""
         assert isinstance(backbone, Backbone)
-        features = frozen_features(backbone, self.bank, self.queries, self.device)
+        (features,) = frozen_features([backbone], self.bank, self.queries, self.device, label="kNN features")
         numbers = {f"knn_{name}": value for name, value in knn_accuracy(features, KnnConfig()).items()}
         if self.linear_probe:
             found = linear.probe(features, QUICK, self.device)

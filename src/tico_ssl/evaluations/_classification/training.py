@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from tico_ssl.data.source import Source
 from tico_ssl.evaluations._classification.settings import Settings
-from tico_ssl.features.cache import weights_digest
+from tico_ssl.features.lazy import weights_digest
 from tico_ssl.methods._base import Batch, Method, StepOutput
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.batch_norm import share_statistics

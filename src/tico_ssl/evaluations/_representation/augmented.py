@@ -1,5 +1,7 @@
 """Features of augmented views: several per image, the same views for every backbone."""
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
@@ -8,13 +10,13 @@ from tico_ssl.config.views import ViewPolicy, named_policy, shorter_side
 from tico_ssl.data.source import Source
 from tico_ssl.evaluations._context import Context
 from tico_ssl.evaluations._representation.settings import ViewSettings
-from tico_ssl.features.extraction import BATCH, raw_batches
+from tico_ssl.features.batches import BATCH, prepared_batches
 from tico_ssl.networks.backbones import SMALL_IMAGE, Backbone
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import track
 from tico_ssl.runtime.randomness import generator
-from tico_ssl.views.executor import Views
+from tico_ssl.views.executor import Views, sizes_of
 
 DRAW = 10  # random stream of these views within the purpose "probe"
 
@@ -23,8 +25,7 @@ def views_of_images(context: Context, settings: ViewSettings, number: int) -> di
     """For each backbone the features (images, number, width) of `number` views per image."""
     policies = _policies(context, settings.policy)
     chosen = [policies[i % len(policies)] for i in range(number)]
-    backbone = next(iter(context.backbones.values()))
-    source = context.training_images(shorter_side(chosen, backbone.image_size)).limited(settings.images)
+    source = context.training_images(shorter_side(chosen, context.image_size)).limited(settings.images)
     if len(source) < 2:
         raise UserError(f"{context.protocol} compares images; there is only {len(source)}")
     made = []
@@ -41,7 +42,7 @@ def views_of_images(context: Context, settings: ViewSettings, number: int) -> di
 
 def _policies(context: Context, name: str | None) -> list[ViewPolicy]:
     """Policies whose views have the backbone's input size; they take turns."""
-    size = next(iter(context.backbones.values())).image_size
+    size = context.image_size
     if name is None and context.run is not None:
         given = list(open_run(context.run).recipe().views)
     else:
@@ -55,7 +56,7 @@ def _policies(context: Context, name: str | None) -> list[ViewPolicy]:
 
 @torch.no_grad()
 def _one_view(
-    backbones: dict[str, Backbone],
+    backbones: Mapping[str, Backbone],
     source: Source,
     policy: ViewPolicy,
     seed: int,
@@ -66,12 +67,20 @@ def _one_view(
     """A view of every image through every backbone, in evaluation mode; a function of seed and number."""
     like = next(iter(backbones.values()))
     make = Views([policy], like.image_size, like.mean, like.std)
+    begins = range(0, len(source), BATCH)
+    drawn = [make.draw(min(BATCH, len(source) - i), generator(seed, "probe", DRAW, number, i)) for i in begins]
+    uniforms = torch.cat(drawn)
+
+    def crop(images: Tensor | Sequence[Tensor], places: list[int]) -> Tensor:
+        (crops,) = make.crop(images, make.decide(uniforms[places], sizes_of(images)))
+        return crops / 255 if crops.dtype == torch.uint8 else crops
+
     features: dict[str, list[Tensor]] = {name: [] for name in backbones}
     for backbone in backbones.values():
         backbone.eval().to(device)
-    for images, places in track(raw_batches(source), -(-len(source) // BATCH), label):
-        uniforms = make.draw(len(images), generator(seed, "probe", DRAW, number, places[0])).to(device)
-        (view,) = make(images.to(device) if isinstance(images, Tensor) else images, uniforms)
+    batches = prepared_batches(source, crop, (len(like.mean), like.image_size, like.image_size), device)
+    for crops, places in track(batches, len(source), label, "images", lambda batch: len(batch.places)):
+        (view,) = make.finish([crops], make.decide(uniforms[places]).to(device))
         view = view.contiguous(memory_format=torch.channels_last)  # a third faster on a CPU
         for name, backbone in backbones.items():
             features[name].append(backbone(view).cpu())
