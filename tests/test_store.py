@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from tico_ssl import embed, evaluate, pretrain
 from tico_ssl.config.recipe import load_recipe
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data import store as storing
@@ -24,12 +25,12 @@ from tico_ssl.data.ragged import Ragged
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_training
 from tico_ssl.data.store import SPARE, Store, decoded_once, store_for
+from tico_ssl.features.exploration import picture_of
 from tico_ssl.networks.storage import load_backbone
 from tico_ssl.pipeline import loader as loading
 from tico_ssl.pipeline.loader import Loader
 from tico_ssl.pipeline.workers import CAN_FORK, ahead
 from tico_ssl.runtime import cache_folder
-from tico_ssl.training.start import pretrain
 from tico_ssl.views.executor import Views
 
 CPU = torch.device("cpu")
@@ -243,26 +244,27 @@ class TestOnDisk:
         assert new.bytes == size
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(16, 400), st.integers(16, 400), *[st.none() | st.integers(4, 300)] * 2)
-def test_an_image_that_was_reduced_is_used_where_it_would_be_the_same(height, width, shorter, other):
+def encoded(height, width, kind):
     content = io.BytesIO()
     pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
-    Image.fromarray(pixels).save(content, "jpeg")
-    kept, wanted = (decode(content.getvalue(), shorter=side) for side in (shorter, other))
+    Image.fromarray(pixels).save(content, kind)
+    return content.getvalue()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(16, 400), st.integers(16, 400), *[st.none() | st.integers(4, 300)] * 2, st.booleans())
+def test_an_image_that_was_reduced_is_used_where_it_would_be_the_same(height, width, shorter, other, jpeg):
+    content = encoded(height, width, "jpeg" if jpeg else "png")
+    kept, wanted = (decode(content, shorter=side) for side in (shorter, other))
+    source = Source("one", 1, lambda _: kept, content=lambda _: content)
+    how = Store(source, 3, InMemory(10**6), shorter, expected=0)._reduced(0, kept)
     record = np.zeros(1, RECORD)
-    record["height"], record["width"], record["shorter"] = *kept.shape[1:], shorter or 0
+    record["height"], record["width"], record["shorter"] = *kept.shape[1:], how
     if storing._same_pixels(record, other)[0]:
         assert torch.equal(kept, wanted)
-
-
-def test_whole_images_serve_every_reading_that_does_not_reduce_them():
-    """Those of training (which needs 400 pixels for its smallest crop) are those of an evaluation that needs 128."""
-    record = np.zeros(1, RECORD)
-    record["height"], record["width"], record["shorter"] = 250, 300, 400
-    assert [bool(storing._same_pixels(record, side)[0]) for side in (None, 1000, 400, 128, 126, 125, 60)] == [
-        True
-    ] * 5 + [False] * 2
+    else:  # an edge of rounding aside, it is used wherever it can be
+        assert kept.shape != wanted.shape or other == min(kept.shape[1:])
+    assert jpeg or storing._same_pixels(record, other)[0]
 
 
 def photos(folder, count=40):
@@ -387,3 +389,22 @@ def test_a_run_is_the_same_wherever_images_are_kept_also_if_that_changes(tmp_pat
         assert said in (run.folder / "train.log").read_text()
     for other in states[1:]:
         assert all(torch.equal(value, other[name]) for name, value in states[0].items())
+
+
+def test_after_training_nothing_is_decoded_again(tmp_path, folder_of_images, monkeypatch):
+    """Neither for evaluations, nor for an embedding, nor for the pictures of a report."""
+    changes = {
+        "data.image_size": 16,
+        "backbone.name": "tico/resnet10-w4",
+        "training.epochs": 1,
+        "training.batch_size": 4,
+        "training.workers": 1,
+    }
+    run = pretrain("demo", str(folder_of_images), tmp_path / "run", changes)
+    decoded = counted_decodes(monkeypatch)
+    evaluate(run.folder, "knn")
+    embed(run.folder, out=tmp_path / "features.npz")
+    picture_of(run.folder, None, points=12, galleries=2)
+    assert decoded == []
+    evaluate(run.folder, "rankme", data=str(photos(tmp_path / "others", 3)), cache=False)
+    assert decoded != []

@@ -65,8 +65,9 @@ RECORD = np.dtype(
         ("own", "<u8"),
     ]
 )
-"""A kept image: the digest of its identity, where its pixels are, its size, with which `shorter` it was decoded (0: in
-full), and checksums of its pixels and of the record up to there."""
+"""A kept image: the digest of its identity, where its pixels are, its size, how far it was reduced (the `shorter` of
+its decoding, WHOLE or ALWAYS), and checksums of its pixels and of the record up to there."""
+WHOLE, ALWAYS = 0, 2**32 - 1  # a JPEG at its full size; another format, whose decoder does not reduce
 OWN = RECORD.itemsize - 8  # bytes of a record that its own checksum covers
 
 

@@ -146,17 +146,25 @@ def jpeg_decoder() -> Callable[[Tensor], Tensor] | None:
 
 def _is_plain_jpeg(data: bytes, shorter: int | None) -> bool:
     """Whether bytes are a JPEG of one or three components, of a valid size, to be decoded at full size."""
-    if data[:3] != JPEG:
+    if (frame := jpeg_frame(data)) is None:
         return False
+    height, width, components = frame
+    reducible = shorter is not None and min(height, width) >= 2 * shorter
+    return components in (1, 3) and _fits(height * width, len(data)) and not reducible
+
+
+def jpeg_frame(data: bytes) -> tuple[int, int, int] | None:
+    """Height, width and number of components of a JPEG, by its header; None if it is none, or has none."""
+    if data[:3] != JPEG:
+        return None
     at = 2
     while data[at : at + 1] == b"\xff" and at + 10 <= len(data):
         marker = data[at + 1]
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # a frame: its size and components
             height, width = (int.from_bytes(data[at + k : at + k + 2], "big") for k in (5, 7))
-            reducible = shorter is not None and min(height, width) >= 2 * shorter
-            return data[at + 9] in (1, 3) and _fits(height * width, len(data)) and not reducible
+            return height, width, data[at + 9]
         at += 1 if marker == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    return False
+    return None
 
 
 def _eight_bits(array: np.ndarray) -> np.ndarray:

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from tico_ssl.config.sections import DataConfig
-from tico_ssl.data.backing import RECORD, InMemory, OnDisk
-from tico_ssl.data.decoding import BadImage
+from tico_ssl.data.backing import ALWAYS, RECORD, WHOLE, InMemory, OnDisk
+from tico_ssl.data.decoding import JPEG, BadImage, jpeg_frame
 from tico_ssl.data.ragged import Ragged
 from tico_ssl.data.source import Source
 from tico_ssl.runtime import cache_folder
@@ -159,10 +159,28 @@ class Store:
             return
         _, height, width = image.shape
         if isinstance(self.backing, OnDisk):
-            known = (self._images[place], begin, height, width, self.shorter or 0, crc32(pixels.numpy().data), 0)
+            known = (
+                self._images[place],
+                begin,
+                height,
+                width,
+                self._reduced(place, image),
+                crc32(pixels.numpy().data),
+                0,
+            )
             self.backing.note(np.array(known, RECORD))
         self._table[place, HEIGHT:] = height, width, TRUSTED
         self._table[place, BEGIN] = begin  # last: from now on other processes read it
+
+    def _reduced(self, place: int, image: Tensor) -> int:
+        """How far an image was reduced, as a record has it."""
+        assert self.source.content is not None
+        content = self.source.content(place)
+        if content[:3] != JPEG:
+            return ALWAYS
+        frame = jpeg_frame(content)
+        whole = self.shorter is None or (frame is not None and min(frame[:2]) == min(image.shape[1:]))
+        return WHOLE if whole else self.shorter or WHOLE
 
     def _learn(self, now: bool = False) -> bool:
         """Look, now or once in a while, for what other commands have kept; whether there was anything of ours."""
@@ -193,12 +211,12 @@ def _digest(source: Source, place: int) -> bytes:
 def _same_pixels(records: np.ndarray, shorter: int | None) -> np.ndarray:
     """Which images would be decoded to the same pixels with `shorter`.
 
-    A decoder divides a JPEG's sides by the largest of 1, 2, 4 and 8 that leaves at least `shorter` pixels. An image
-    with a side below what was asked for is whole; else its divisor is unknown, but it is the same for all that is less
-    than its shorter side and more than half of that."""
-    asked = np.where(records["shorter"] == 0, np.inf, records["shorter"])
+    A decoder divides a JPEG's sides by the largest of 1, 2, 4 and 8 that leaves at least `shorter` pixels. So a whole
+    one is the same for all that leaves it whole, and a reduced one for all that is less than its shorter side and more
+    than half of that."""
     wanted, side = shorter or np.inf, np.minimum(records["height"], records["width"]).astype(np.int64)
-    same: np.ndarray = (asked == wanted) | ((2 * wanted > side) & ((side < asked) | (wanted < side)))
+    kind = records["shorter"]
+    same: np.ndarray = (kind == ALWAYS) | (kind == wanted) | ((2 * wanted > side) & ((kind == WHOLE) | (wanted < side)))
     return same
 
 
@@ -243,7 +261,7 @@ def _on_disk(source: Source, config: DataConfig, channels: int, shorter: int | N
     try:
         backing = OnDisk(cache_folder.opened(folder.name, f"decoded images of {where}"))
         backing.capacity = backing.bytes + cache_folder.make_room(0, folder)
-        store = Store(source, channels, backing, shorter, fill)
+        store = Store(source, channels, backing, shorter, fill, expected=None if fill else 0)
         needed = round(SPARE * (store.expected - store.bytes)) if fill else 0
         room = cache_folder.make_room(needed, folder)
     except OSError:  # no such folder can be made
