@@ -75,8 +75,9 @@ def _decoded(source: Source, prepare: Prepare, shape: Shape, device: torch.devic
             if end < batch and piece.places.stop < len(source):
                 continue
             if rows:
-                images = ring[piece.slot, :end].to(device, non_blocking=True)
-                if device.type == "cuda":
+                on_gpu = device.type == "cuda"
+                images = ring[piece.slot, :end].to(device, non_blocking=on_gpu)
+                if on_gpu:
                     copied[piece.slot] = event = torch.cuda.Event()
                     event.record()
                 yield Batch(images if len(rows) == end else images[torch.tensor(rows, device=device)], places)
