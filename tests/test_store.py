@@ -373,6 +373,21 @@ def test_batches_from_decoded_images_are_those_of_the_stream(policy, monkeypatch
     assert settled._ragged is not None
 
 
+def test_with_a_full_store_the_first_epoch_is_like_all_others(monkeypatch, backing):
+    monkeypatch.setattr(loading, "crops_ragged", lambda device: True)
+    monkeypatch.setattr(loading, "_has_room", lambda size, device: True)
+    views = Views(load_recipe("cifar10/tico").views, 24, (0.5,) * 3, (0.25,) * 3)
+    counted = Counted()
+    good = counted.source().subset(torch.tensor([place for place, _ in counted.good()]))
+    store = Store(good, 3, backing, expected=counted.bytes)
+    for place in store.missing():
+        store.ensure(place)
+    settled, streamed = Loader(store.stored(), views, 6, 1, CPU, 2, store=store), Loader(good, views, 6, 1, CPU, 2)
+    for ours, theirs in zip(settled.iterate(0, 3), streamed.iterate(0, 3), strict=True):
+        assert settled._ragged is not None
+        assert all(torch.equal(mine, expected) for mine, expected in zip(ours.pixels, theirs.pixels, strict=True))
+
+
 def test_a_run_is_the_same_wherever_images_are_kept_also_if_that_changes(tmp_path):
     changes = {
         "data.source": str(photos(tmp_path / "photos")),

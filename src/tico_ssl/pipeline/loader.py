@@ -3,7 +3,7 @@
 So a loader has no state to save and starts at any step. Each process loads its slice of the global batch. Images in
 memory, memory-mapped or on the device are loaded whole and cropped on the device; files are decoded by worker
 processes, which also cut the crops, so that only the views' pixels are transferred. A store keeps decoded images in
-memory; if they fit on a GPU, they are cropped there from the second epoch on.
+memory or on disk; if they fit on a GPU, they are cropped there once all have been decoded.
 """
 
 import time
@@ -18,7 +18,7 @@ from tico_ssl.data.bad_files import BadFiles
 from tico_ssl.data.ragged import Ragged
 from tico_ssl.data.source import Source
 from tico_ssl.data.store import Store
-from tico_ssl.pipeline.streaming import Stream, Task
+from tico_ssl.pipeline.streaming import CHUNK, Stream, Task
 from tico_ssl.pipeline.workers import ahead
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
@@ -86,6 +86,8 @@ class Loader:
         if self._stream is None:
             yield from self._taken(start, stop)
             return
+        if self._store is not None and self._store.count == len(self.source):
+            self._settle()
         while start < stop and self._ragged is None:
             epoch_end = (start // self.steps_per_epoch + 1) * self.steps_per_epoch
             end = stop if self._store is None else min(stop, epoch_end)
@@ -124,15 +126,19 @@ class Loader:
             yield self._raw_batch(crops, decisions, index)
 
     def _settle(self) -> None:
-        """After an epoch, decode what it left out; then all images move to the GPU, if they fit."""
+        """Once all images have been decoded, but for a few that an epoch leaves out, they move to the GPU, if they
+        fit."""
         store, self._store = self._store, None  # one try
         if store is None or self._stream is None:
             return
-        for _ in ahead(store.ensure, store.missing(), self._stream.workers, self._stream.processes):
-            pass
-        if not store.missing() and _has_room(store.bytes, self.device):
-            self._ragged = store.ragged(self.device)
-            self._sizes = self._ragged.sizes.cpu().to(torch.float32)
+        with self._waiting():
+            missing = store.missing()
+            workers = min(self._stream.workers, 1 + len(missing) // CHUNK)
+            for _ in ahead(store.ensure, missing, workers, self._stream.processes and workers > 1):
+                pass
+            if not store.missing() and _has_room(store.bytes, self.device):
+                self._ragged = store.ragged(self.device)
+                self._sizes = self._ragged.sizes.cpu().to(torch.float32)
 
     def _streamed(self, start: int, stop: int) -> Iterator[RawBatch]:
         assert self._stream is not None
