@@ -1,0 +1,41 @@
+"""A parser under a coverage-guided fuzzer: `python guided.py PARSER SECONDS FOLDER`.
+
+Needs atheris (`pip install atheris`). It begins with right inputs and keeps those changed ones that reach new code of
+this package or of the parsers written in Python that it uses. An input that gives neither a right result nor one clear
+line ends it with a traceback; the input is then in the folder.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["tico_ssl", "yaml", "tarfile", "zipfile", "numpy.lib"]):
+    from parsers import PARSERS, SECONDS, require_clear
+
+MEGABYTES = 4_000  # of the process, torch included
+
+
+def main() -> None:
+    name, seconds, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]).resolve()
+    parser = PARSERS[name]
+    right = folder / "right"
+    right.mkdir(parents=True)
+    for number, content in enumerate(parser.right()):
+        require_clear(lambda content=content: parser.read(content, folder / "place"))
+        (right / str(number)).write_bytes(content)
+    (folder / "new").mkdir()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is said of damaged input
+
+    def one(content: bytes) -> None:
+        require_clear(lambda: parser.read(content, folder / "place"))
+
+    limits = [f"-max_total_time={seconds}", f"-timeout={SECONDS}", f"-rss_limit_mb={MEGABYTES}"]
+    options = [*limits, "-print_final_stats=1", "-verbosity=1", f"-artifact_prefix={folder}/"]
+    atheris.Setup([sys.argv[0], *options, str(folder / "new"), str(right)], one)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
