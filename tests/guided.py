@@ -15,6 +15,9 @@ with atheris.instrument_imports(include=["tico_ssl", "yaml", "tarfile", "zipfile
     from parsers import PARSERS, SECONDS, require_clear
 
 MEGABYTES = 4_000  # of the process, torch included
+# What no change of single bytes comes upon
+VALUES = ("null", "true", "{}", "[]", "[[]]", '""', "NaN", "-Infinity", "1e400", "-1", "9223372036854775808", "9" * 400)
+MARKS = ("[" * 60, "&a", "*a", "!!int", "<<: *a", "..", "/", "\\u202e", "\\ud800", "x_test", "<f8", "|O", ".cls")
 
 
 def main() -> None:
@@ -26,13 +29,15 @@ def main() -> None:
         require_clear(lambda content=content: parser.read(content, folder / "place"))
         (right / str(number)).write_bytes(content)
     (folder / "new").mkdir()
+    quoted = (word.replace("\\", "\\\\").replace('"', '\\"') for word in VALUES + MARKS)
+    (folder / "words").write_text("".join(f'"{word}"\n' for word in quoted))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is said of damaged input
 
     def one(content: bytes) -> None:
         require_clear(lambda: parser.read(content, folder / "place"))
 
     limits = [f"-max_total_time={seconds}", f"-timeout={SECONDS}", f"-rss_limit_mb={MEGABYTES}"]
-    options = [*limits, "-print_final_stats=1", "-verbosity=1", f"-artifact_prefix={folder}/"]
+    options = [*limits, "-print_final_stats=1", f"-dict={folder}/words", f"-artifact_prefix={folder}/"]
     atheris.Setup([sys.argv[0], *options, str(folder / "new"), str(right)], one)
     atheris.Fuzz()
 
