@@ -278,7 +278,7 @@ def read_packed_header(content: bytes, folder: Path) -> None:
 def read_description(content: bytes, folder: Path) -> None:
     """Metadata with the right checksums."""
     header, rest = description_of(backbone())
-    with suppress(ValueError, RecursionError, AttributeError):
+    with suppress(ValueError, RecursionError, TypeError, AttributeError):
         about = json.loads(content)
         about.pop("checksums", None)
         about["checksums"] = checksums([load(backbone()), about])

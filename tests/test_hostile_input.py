@@ -337,6 +337,32 @@ def test_pages_of_parquet_with_checksums_are_verified(tmp_path):
         open_source(DataConfig(source=str(path))).fetch(0)
 
 
+def test_groups_of_parquet_have_the_rows_of_the_file(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, lines = tmp_path / "a.parquet", set()
+    parquet.write_table(arrow.table({"image": [encoded(i) for i in range(6)]}), path, row_group_size=2)
+    content = path.read_bytes()
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    for place in range(footer, len(content) - 8):
+        if content[place] == 4:  # a number of 2 in the footer's code, here made 19
+            path.write_bytes(content[:place] + bytes([38]) + content[place + 1 :])
+            try:
+                source = open_source(DataConfig(source=str(path)))
+                assert [source.names(i) for i in range(len(source))] == [f"a.parquet:{i}" for i in range(6)]
+            except UserError as error:
+                lines.add(str(error))
+    assert f"{path}: damaged, its groups have 23 rows and not 6" in lines
+
+
+def test_names_of_classes_in_parquet_may_be_any_text(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    table = arrow.table({"image": [encoded()], "label": [0]})
+    for text in ("[" * 100_000, "{", "null", '{"info": {"features": {"label": {"names": 3}}}}'):
+        parquet.write_table(table.replace_schema_metadata({"huggingface": text}), path)
+        assert open_source(DataConfig(source=str(path))).classes == ()
+
+
 # -------------------------------------------------------------------------------------------------- packed files
 
 
