@@ -28,6 +28,7 @@ from tico_ssl.config.study import Study, expand, load_study
 from tico_ssl.config.yaml_text import parse_yaml
 from tico_ssl.data.checking import check
 from tico_ssl.data.decoding import BadImage, decode
+from tico_ssl.data.fingerprint import require_same_images
 from tico_ssl.data.formats.packed import open_packed
 from tico_ssl.data.formats.shards import open_shards
 from tico_ssl.data.sources import open_source, open_training
@@ -456,6 +457,13 @@ def test_a_run_is_not_resumed_with_other_images(tmp_path, tiny):
         path.write_bytes(content)
         with pytest.raises(Stop):
             pretrain("demo", data=str(path), out=tmp_path / "run", overrides=settings, resume=True)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "[]", "3", '{"images": 6}'])
+def test_what_is_remembered_of_images_may_be_damaged(folder, tmp_path, text):
+    file, source = tmp_path / "images.json", open_source(DataConfig(source=str(folder)))
+    file.write_text(text)
+    assert one_line(lambda: require_same_images(source, file)).startswith(f"{file}: damaged; remove it")
 
 
 def test_names_labels_and_some_bytes_of_files_are_remembered(folder):
