@@ -1,7 +1,8 @@
 # make demo   install into .venv, pretrain on synthetic textures, evaluate, report: 3 to 4 minutes on two cores, plus the install
 # make test   lint, type-check and test
 # make lint   lint, type-check, and check the licences of what is installed
-# make test-faults   the tests of faults and hostile input at full scale, with counts: kills, flipped bits, inputs
+# make test-faults   the tests of faults and hostile input at full scale, with counts: kills, flipped bits, inputs; those that a
+#             coverage-guided fuzzer finds if atheris is installed (.venv/bin/pip install atheris), and otherwise says so
 # make audit  look up known vulnerabilities of what is installed; needs the network
 .PHONY: demo test test-faults lint audit clean
 PYTHON ?= python3
@@ -16,7 +17,7 @@ test: lint
 	$(BIN)/python -m pytest
 
 test-faults: .venv/.installed-dev
-	TICO_FAULTS=$${TICO_FAULTS:-20} $(BIN)/python -m pytest -m faults -s
+	TICO_FAULTS=$${TICO_FAULTS:-20} $(BIN)/python -m pytest -m faults -s -rs
 
 audit: .venv/.installed-dev
 	$(BIN)/pip install --quiet pip-audit

@@ -1,10 +1,11 @@
 """A run that is killed, at any moment and inside any write, and continued: `python kills.py FOLDER POINTS MOMENTS`.
 
-Every change that a run makes to its files is a point: a write, half of which is then made, a sync, a rename, a removal,
-a new folder. First an uninterrupted run lists them. Then, at as many points as asked for, a new run is ended by SIGKILL
-and continued; and as many runs as asked for are killed at random moments, most of them several times, and continued.
-What is left must be that of the uninterrupted run to the bit: training state, metrics, backbone, and the results of an
-evaluation. Prints one line of JSON.
+A run is trained, then evaluated: one protocol that trains a classifier, with state of its own, and one that does not.
+Every change that either command makes to its files is a point: a write, half of which is then made, a sync, a rename, a
+removal, a new folder. First an uninterrupted run lists them. Then, at as many points as asked for, half of them of the
+evaluations, a new run is ended by SIGKILL and continued; and as many runs as asked for are killed at random moments,
+most of them several times, and continued. What is left must be that of the uninterrupted run to the bit: training
+state, metrics, backbone, cached features and results. Prints one line of JSON.
 """
 
 import builtins
@@ -13,6 +14,7 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -20,18 +22,25 @@ from itertools import groupby
 from pathlib import Path
 
 import torch
+from safetensors.torch import save
 
 from tico_ssl import evaluate, pretrain
+from tico_ssl.evaluations._classification import training
+from tico_ssl.features import cache
 from tico_ssl.results.run_folder import Run
 from tico_ssl.training.checkpoint import read_checkpoint
 from tiny import TINY
 
-ON_THE_WAY = ("torch.utils.tensorboard", "tico_ssl.training.pretrain", "tico_ssl.evaluations.rankme")
-for name in ON_THE_WAY:  # imported once, before processes are forked
-    importlib.import_module(name)
+SHORT = {"epochs": 3, "least_steps": 0, "batch_size": 32, "lrs": [0.1, 0.4], "precision": "fp32"}
+PROTOCOLS: dict[str, dict] = {"linear-augmented": SHORT, "rankme": {}}
+ON_THE_WAY = ("training.pretrain", "evaluations.linear_augmented", "evaluations.rankme")
+for name in ("torch.utils.tensorboard", *(f"tico_ssl.{name}" for name in ON_THE_WAY)):
+    importlib.import_module(name)  # once, before processes are forked
 
 SETTINGS = TINY | {"training.log_every_steps": 2, "training.checkpoint_seconds": 0.0}  # a checkpoint per epoch
+training.CHECKPOINT_SECONDS = -1.0  # the same for classifiers
 CLOCK = ("seconds", "images_per_second", "data_wait")
+OF_EVALUATIONS = ("results.jsonl", "features", "evaluations")
 
 
 class Points:
@@ -41,8 +50,9 @@ class Points:
         self.folder, self.fatal, self.passed = str(folder), fatal, list[str]()
         for name in ("fsync", "replace", "unlink", "mkdir"):
             setattr(os, name, self.watched(name, getattr(os, name)))
-        self.open = io.open
+        self.open, self.save_file = io.open, cache.save_file
         builtins.open = io.open = self.opened
+        cache.save_file = self.saved
 
     def reach(self, what: str) -> bool:
         self.passed.append(what)
@@ -62,6 +72,14 @@ class Points:
         # TensorBoard writes in a thread of its own, at no certain moment.
         watched = set(mode) & set("wax+") and str(path).startswith(self.folder) and "tfevents" not in str(path)
         return Watched(file, Path(path).name, self) if watched else file
+
+    def saved(self, tensors, path, metadata):
+        """As safetensors does it, in a file that it renames."""
+        if self.reach("write features"):
+            content = save(tensors, metadata)
+            Path(path).with_name(".tmpAbCdEf").write_bytes(content[: len(content) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.save_file(tensors, path, metadata)
 
 
 class Watched:
@@ -88,18 +106,33 @@ class Watched:
         return self._file.__exit__(*error)
 
 
-def start(folder: Path, fatal: int | None = None, watch: bool = False) -> int:
-    """A process that makes the run, or goes on with it, and evaluates it."""
+def trained(folder: Path) -> None:
+    """Make the run, or go on with it."""
+    pretrain("demo", out=folder, overrides=SETTINGS, resume=True)
+
+
+def evaluated(folder: Path) -> None:
+    """Evaluate the run by the protocols of which there is no result."""
+    done = {result["protocol"] for result in Run(folder).results()}
+    for protocol, settings in PROTOCOLS.items():
+        if protocol not in done:
+            evaluate(folder, protocol, overrides=settings)
+
+
+COMMANDS = {"pretrain": trained, "evaluate": evaluated}
+
+
+def start(folder: Path, *watched: str, fatal: int | None = None) -> int:
+    """A process that carries out both commands; of those that are watched, the points are listed or one is fatal."""
     if pid := os.fork():
         return pid
     try:
         os.dup2(os.open(folder.parent / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
-        points = Points(folder, fatal) if watch else None
-        run = pretrain("demo", out=folder, overrides=SETTINGS, resume=True)
-        if points is not None:
-            (folder.parent / "points.json").write_text(json.dumps(points.passed))
-        if not run.results():
-            evaluate(folder, "rankme", cache=False)
+        for name, command in COMMANDS.items():
+            points = Points(folder, fatal) if name in watched else None
+            command(folder)
+            if points is not None:
+                (folder.parent / f"{name}.json").write_text(json.dumps(points.passed))
         os._exit(0)
     except BaseException as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
@@ -121,8 +154,10 @@ def left(folder: Path) -> dict:
         "state": state,
         "metrics": [{key: value for key, value in line.items() if key not in CLOCK} for line in lines],
         "backbone": run.backbone_file.read_bytes(),
+        "features": {path.name: path.read_bytes() for path in folder.glob("features/*.safetensors")},
         "results": [{key: value for key, value in line.items() if key != "seconds"} for line in run.results()],
-        "temporary files": sorted(path.name for path in folder.rglob("*.tmp")),
+        # Several commands may fill the cache of features at once, so none removes what another may be writing.
+        "temporary files": sorted(path.name for path in folder.rglob("*.tmp") if path.parent.name != "features"),
     }
 
 
@@ -153,23 +188,31 @@ def spread(every: list[str], count: int) -> list[int]:
     return sorted(chosen + random.sample(rest, min(count - len(chosen), len(rest))))
 
 
-def main() -> None:
-    home, points, moments = Path(sys.argv[1]).resolve(), int(sys.argv[2]), int(sys.argv[3])
-    torch.set_num_threads(1)
-    begun = time.perf_counter()
-    assert ended(start(home / "whole", watch=True)) == 0
-    seconds = time.perf_counter() - begun
-    whole, every = left(home / "whole"), json.loads((home / "points.json").read_text())
-    random.seed(points + moments)
-    chosen = spread(every, points)
+def prepared(folder: Path, whole: Path, command: str) -> Path:
+    """The folder of a run as it is before a command: without anything, or trained and not evaluated."""
+    if command == "evaluate":
+        shutil.copytree(whole, folder, ignore=shutil.ignore_patterns(*OF_EVALUATIONS))
+    return folder
+
+
+def killed_inside(home: Path, command: str, count: int, whole: dict) -> tuple[int, int, list[str]]:
+    """Kill a command at so many of its points, and go on. Returns how many points there are, how many runs were killed,
+    and what is wrong."""
+    every: list[str] = json.loads((home / f"{command}.json").read_text())
     kills, failures = 0, list[str]()
-    for number in chosen:
-        folder = home / f"point-{number}"
-        code = ended(start(folder, number, watch=True))
+    for number in spread(every, count):
+        folder, name = home / f"{command}-{number}", f"{command} {number}, {every[number]}"
+        code = ended(start(prepared(folder, home / "whole", command), command, fatal=number))
         kills += code == -signal.SIGKILL
         if code != -signal.SIGKILL:
-            failures.append(f"{number}, {every[number]}: not reached, exit code {code}")
-        failures += judge(folder, whole, f"{number}, {every[number]}")
+            failures.append(f"{name}: not reached, exit code {code}")
+        failures += judge(folder, whole, name)
+    return len(every), kills, failures
+
+
+def killed_at_moments(home: Path, moments: int, seconds: float, whole: dict) -> tuple[int, list[str]]:
+    """Kill so many runs at random moments, most of them several times, and go on."""
+    kills, failures = 0, list[str]()
     for number in range(moments):
         folder = home / f"moment-{number}"
         while (pid := start(folder)) and random.random() < 0.8:
@@ -178,7 +221,22 @@ def main() -> None:
             kills += ended(pid) == -signal.SIGKILL
         ended(pid)
         failures += judge(folder, whole, f"moment {number}")
-    print(json.dumps({"points": len(every), "tried": len(chosen), "kills": kills, "failures": failures}))
+    return kills, failures
+
+
+def main() -> None:
+    home, points, moments = Path(sys.argv[1]).resolve(), int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    random.seed(points + moments)
+    begun = time.perf_counter()
+    assert ended(start(home / "whole", *COMMANDS)) == 0
+    seconds, whole = time.perf_counter() - begun, left(home / "whole")
+    found: dict[str, int] = {}
+    kills, failures = killed_at_moments(home, moments, seconds, whole)
+    for command, count in (("pretrain", points - points // 2), ("evaluate", points // 2)):
+        found[command], more, wrong = killed_inside(home, command, count, whole)
+        kills, failures = kills + more, failures + wrong
+    print(json.dumps({"points": found, "tried": points, "kills": kills, "failures": failures}))
 
 
 if __name__ == "__main__":

@@ -299,9 +299,8 @@ def test_killed_at_any_moment_and_inside_any_write_a_run_ends_to_the_same_bits(t
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     count = json.loads(done.stdout.splitlines()[-1])
-    print(
-        f"{count['kills']} kills survived ({count['tried']} of {count['points']} points), failures {count['failures']}"
-    )
+    points = ", ".join(f"{number} of {command}" for command, number in count["points"].items())
+    print(f"{count['kills']} kills survived ({count['tried']} points of {points}), failures {count['failures']}")
     assert count["failures"] == [], done.stderr
     assert count["kills"] >= 3
 

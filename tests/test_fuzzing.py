@@ -6,46 +6,36 @@
 import functools
 import io
 import json
-import os
+import re
 import resource
-import shutil
 import string
-import tarfile
-import time
+import subprocess
+import sys
 from collections import Counter
-from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
-from zlib import crc32
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
+import parsers
 from faults import FAULTS
+from parsers import PARSERS, RECIPES, require_clear, use, written
 from tico_ssl import load_backbone
 from tico_ssl.config.recipe import load_recipe, packaged_recipes, parse_override
-from tico_ssl.config.sections import DataConfig
-from tico_ssl.config.study import expand, load_study, packaged_studies
-from tico_ssl.data.arrays import from_arrays
-from tico_ssl.data.decoding import BadImage, decode
-from tico_ssl.data.formats.packed import MAGIC, PAGE, PREAMBLE, VERSION, first_page, verify_packed
+from tico_ssl.config.study import packaged_studies
+from tico_ssl.data.decoding import decode
+from tico_ssl.data.formats.packed import verify_packed
 from tico_ssl.data.given import require_data
-from tico_ssl.data.sources import open_source
 from tico_ssl.listing import described
-from tico_ssl.networks.backbones import build_backbone
-from tico_ssl.networks.storage import save_backbone
-from tico_ssl.pipeline.packing import pack
 from tico_ssl.runtime.errors import UserError
-from tico_ssl.runtime.printing import printable
 from tico_ssl.training.checkpoint import restore, save_checkpoint
 
 pytestmark = pytest.mark.faults
 
-SECONDS = 10  # for one input, on a busy machine
 MEGABYTES = 1_500  # more than before, at most
 
 tried: Counter[str] = Counter()
@@ -77,21 +67,13 @@ def _counts():
 
 
 def clear(kind: str, work) -> None:
-    """Do it: it works, or the reason why not is one printable line. Anything else is a failure."""
+    """Count an input that gives a right result or one clear line; anything else is a failure."""
     tried[kind] += 1
-    started = time.monotonic()
     try:
-        work()
-    except UserError as error:
-        line = str(error)
+        require_clear(work)
     except BaseException:
         failed[kind] += 1
         raise
-    else:
-        line = "right"
-    assert line.strip()
-    assert printable(line) == line
-    assert time.monotonic() - started < SECONDS
 
 
 @st.composite
@@ -123,25 +105,6 @@ def damaged(draw, content: bytes) -> bytes:
         else:
             data[at : at + length] = bytes(len(data[at : at + length]))
     return bytes(data)
-
-
-def use(place: Path, channels: int = 3) -> None:
-    """Open images in every way that a command does, and read some."""
-    for split in ("train", "test"):
-        source = open_source(DataConfig(source=str(place)), split, channels)
-        if source is None:
-            continue
-        assert len(source) > 0
-        for i in {0, len(source) // 2, len(source) - 1}:
-            source.names(i)
-            with suppress(BadImage):
-                image = source.fetch(i)
-                assert image.dtype == torch.uint8
-                assert image.ndim == 3
-        if source.images is not None:
-            source.take(torch.arange(min(8, len(source))))
-        if source.labels is not None:
-            assert len(source.labels) == len(source)
 
 
 # ------------------------------------------------------------------------------------------------------- recipes
@@ -187,7 +150,7 @@ def test_recipes(tmp_path_factory, content):
     folder = tmp_path_factory.getbasetemp()
     if content.draw(st.booleans()):
         name = content.draw(st.sampled_from(packaged_recipes()))
-        text = (Path(load_recipe.__code__.co_filename).parents[1] / "recipes" / f"{name}.yaml").read_bytes()
+        text = (RECIPES / f"{name}.yaml").read_bytes()
         recipe = folder / "recipe.yaml"
         recipe.write_bytes(content.draw(damaged(text)))
     else:
@@ -217,45 +180,17 @@ def test_overrides(key, value):
 
 @fuzz(30, content=st.data())
 def test_studies(tmp_path_factory, content):
-    path = tmp_path_factory.getbasetemp() / "study.yaml"
     name = content.draw(st.sampled_from(packaged_studies()))
-    text = (Path(load_recipe.__code__.co_filename).parents[1] / "recipes" / "studies" / f"{name}.yaml").read_bytes()
-    path.write_bytes(content.draw(damaged(text)))
-
-    def read():
-        for variant in expand(load_study(path)):
-            assert os.sep not in variant.name
-            assert variant.name.strip(".")
-
-    clear("studies", read)
+    text = content.draw(damaged((RECIPES / "studies" / f"{name}.yaml").read_bytes()))
+    clear("studies", lambda: parsers.read_study(text, tmp_path_factory.getbasetemp() / "studies"))
 
 
 # -------------------------------------------------------------------------------------------------------- images
 
 
-def saved(kind: str, **options) -> bytes:
-    noise = np.random.default_rng(0).integers(0, 256, (20, 24, 3), dtype=np.uint8)
-    stream = io.BytesIO()
-    Image.fromarray(noise).convert(options.pop("mode", "RGB")).save(stream, kind, **options)
-    return stream.getvalue()
-
-
-IMAGES = [
-    *(saved("JPEG"), saved("JPEG", progressive=True), saved("JPEG", mode="CMYK"), saved("JPEG", mode="L")),
-    *(
-        saved("PNG"),
-        saved("PNG", mode="RGBA"),
-        saved("PNG", mode="P"),
-        saved("PNG", mode="1"),
-        saved("PNG", mode="I;16"),
-    ),
-    *(saved("WEBP"), saved("GIF"), saved("BMP"), saved("TIFF"), saved("TIFF", compression="tiff_lzw"), saved("PPM")),
-]
-
-
 @fuzz(
     80,
-    content=st.sampled_from(IMAGES).flatmap(damaged) | st.binary(max_size=200),
+    content=st.deferred(lambda: st.sampled_from(parsers.images()).flatmap(damaged)) | st.binary(max_size=200),
     channels=st.sampled_from([1, 3, 3, 5]),
 )
 def test_images(content, channels):
@@ -266,93 +201,29 @@ def test_images(content, channels):
     clear("images", read)
 
 
-@pytest.fixture(scope="module")
-def images():
-    return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (6, 3, 12, 12), dtype=np.uint8))
-
-
-def written(folder: Path, name: str, content: bytes) -> Path:
-    """A file under a name of its own: indices beside it are not those of another."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    (folder / name).write_bytes(content)
-    return folder / name
-
-
-@functools.cache
-def arrays() -> list[tuple[str, bytes]]:
-    noise = np.random.default_rng(0).integers(0, 256, (6, 12, 12, 3), dtype=np.uint8)
-    found = []
-    for write in (np.savez, np.savez_compressed):
-        stream = io.BytesIO()
-        write(
-            stream,
-            x_train=noise,
-            y_train=np.arange(6),
-            x_test=noise[:2],
-            y_test=np.arange(2),
-            classes=np.array(list("abcdef")),
-        )
-        found.append(("x.npz", stream.getvalue()))
-    stream = io.BytesIO()
-    np.save(stream, noise)
-    return [*found, ("x.npy", stream.getvalue())]
-
-
 @fuzz(50, content=st.data())
 def test_arrays(tmp_path_factory, content):
-    name, whole = content.draw(st.sampled_from(arrays()))
+    name, whole = content.draw(st.sampled_from(parsers.arrays()))
     place = written(tmp_path_factory.getbasetemp() / "arrays", name, content.draw(damaged(whole)))
     clear("numpy files", lambda: use(place))
 
 
-@functools.cache
-def shard() -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for number, content in enumerate(IMAGES[:4]):
-            for name, text in ((f"{'long' * 30}{number}.jpg", content), (f"{'long' * 30}{number}.cls", b"%d" % number)):
-                entry = tarfile.TarInfo(name)
-                entry.size, entry.pax_headers = len(text), {"comment": "of some length" * 9}
-                tar.addfile(entry, io.BytesIO(text))
-    return stream.getvalue()
-
-
-@fuzz(50, content=st.deferred(lambda: damaged(shard())))
+@fuzz(50, content=st.deferred(lambda: damaged(parsers.shard())))
 def test_shards(tmp_path_factory, content):
     place = written(tmp_path_factory.getbasetemp() / "shards", "x.tar", content)
     clear("tar files", lambda: use(place))
 
 
-@functools.cache
-def tables() -> list[bytes]:
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    table = arrow.table({"image": [{"bytes": content, "path": "a"} for content in IMAGES[:6]], "label": list(range(6))})
-    found = []
-    for options in ({"write_page_checksum": True}, {"compression": "none", "use_dictionary": False}):
-        stream = io.BytesIO()
-        parquet.write_table(table, stream, row_group_size=2, **options)
-        found.append(stream.getvalue())
-    return found
-
-
-@fuzz(40, content=st.deferred(lambda: st.sampled_from(tables()).flatmap(damaged)))
+@pytest.mark.skipif(find_spec("pyarrow") is None, reason="without pyarrow")
+@fuzz(40, content=st.deferred(lambda: st.sampled_from(parsers.tables()).flatmap(damaged)))
 def test_tables(tmp_path_factory, content):
     place = written(tmp_path_factory.getbasetemp() / "tables", "x.parquet", content)
     clear("parquet files", lambda: use(place))
 
 
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory, images):
-    folder = tmp_path_factory.mktemp("packed")
-    for jpeg in (False, True):
-        pack(from_arrays("some", images, torch.arange(6)), folder / f"{jpeg}.tico", 12, jpeg=jpeg)
-    return [path.read_bytes() for path in folder.iterdir()]
-
-
 @fuzz(40, content=st.data())
-def test_packed_files(tmp_path_factory, packed, content):
-    whole = content.draw(st.sampled_from(packed))
+def test_packed_files(tmp_path_factory, content):
+    whole = content.draw(st.sampled_from(parsers.packed()))
     place = written(tmp_path_factory.getbasetemp() / "packed-files", "x.tico", content.draw(damaged(whole)))
     clear("packed files", lambda: use(place))
     if place.read_bytes() != whole:
@@ -364,11 +235,10 @@ NUMBERS = st.sampled_from([-1, 0, 1, 2, 6, 12, 4096, 4095, 2**31, 2**63, 10**30]
 
 
 @fuzz(30, content=st.data())
-def test_headers_of_packed_files(tmp_path_factory, packed, content):
+def test_headers_of_packed_files(tmp_path_factory, content):
     """Headers with other values whose checksums are right."""
-    whole = content.draw(st.sampled_from(packed))
-    _, _, _, offset, size, _ = PREAMBLE.unpack_from(whole)
-    header = json.loads(whole[offset : offset + size])
+    whole = content.draw(st.sampled_from(parsers.packed()))
+    header = json.loads(parsers.header_of(whole))
     for key in content.draw(st.lists(st.sampled_from([*header, *header["sections"]]), min_size=1, max_size=3)):
         if key in header["sections"]:
             header["sections"][key] = content.draw(st.lists(NUMBERS, min_size=3, max_size=3) | VALUES)
@@ -376,44 +246,34 @@ def test_headers_of_packed_files(tmp_path_factory, packed, content):
             header[key] = content.draw(NUMBERS | VALUES)
         if not isinstance(header["sections"], dict):
             break
-    text = json.dumps(header).encode()
-    page = first_page(PREAMBLE.pack(MAGIC, VERSION, crc32(text), offset, len(text), offset + len(text)))
-    place = written(tmp_path_factory.getbasetemp() / "packed-files", "x.tico", page + whole[PAGE:offset] + text)
+    changed = parsers.with_header(whole, json.dumps(header).encode())
+    place = written(tmp_path_factory.getbasetemp() / "packed-files", "x.tico", changed)
     clear("packed files", lambda: use(place))
 
 
 # --------------------------------------------------------------------------------------------------- checkpoints
 
 
-@pytest.fixture(scope="module")
-def backbone(tmp_path_factory):
-    path = tmp_path_factory.mktemp("backbone") / "backbone.safetensors"
-    save_backbone(build_backbone(load_recipe("demo", {"backbone.name": "tico/resnet10-w2"}).backbone, 16), path)
-    return path.read_bytes()
-
-
 @fuzz(30, content=st.data())
-def test_backbones(tmp_path_factory, backbone, content):
-    start = content.draw(st.sampled_from([len(backbone), 3_000, 600]))  # the description is at the beginning
-    changed = content.draw(damaged(backbone[:start])) + backbone[start:]
+def test_backbones(tmp_path_factory, content):
+    whole = parsers.backbone()
+    start = content.draw(st.sampled_from([len(whole), 3_000, 600]))  # the description is at the beginning
+    changed = content.draw(damaged(whole[:start])) + whole[start:]
     place = written(tmp_path_factory.getbasetemp() / "backbones", "x.safetensors", changed)
     clear("backbones", lambda: load_backbone(place))
 
 
 @fuzz(20, content=st.data())
-def test_descriptions_of_backbones(tmp_path_factory, backbone, content):
+def test_descriptions_of_backbones(tmp_path_factory, content):
     """Metadata with other values."""
-    size = int.from_bytes(backbone[:8], "little")
-    header = json.loads(backbone[8 : 8 + size])
+    header, rest = parsers.description_of(parsers.backbone())
     about = json.loads(header["__metadata__"]["tico_ssl"])
     for key in content.draw(st.lists(st.sampled_from([*about, *about["config"]]), min_size=1, max_size=2, unique=True)):
         part = about["config"] if key in about["config"] else about
         part[key] = content.draw(NUMBERS | VALUES)
         if part is about:
             break
-    header["__metadata__"]["tico_ssl"] = json.dumps(about)
-    text = json.dumps(header).encode()
-    changed = len(text).to_bytes(8, "little") + text + backbone[8 + size :]
+    changed = parsers.with_description(header, json.dumps(about), rest)
     place = written(tmp_path_factory.getbasetemp() / "backbones", "x.safetensors", changed)
     clear("backbones", lambda: load_backbone(place))
 
@@ -438,3 +298,27 @@ def test_weights_of_other_libraries(tmp_path_factory, content):
     torch.save({"state_dict": {name: torch.zeros(3, 4) for name in string.ascii_lowercase}}, stream)
     place = written(tmp_path_factory.getbasetemp() / "weights", "x.pth", content.draw(damaged(stream.getvalue())))
     clear("weights", lambda: _read_state(place))
+
+
+# ------------------------------------------------------------------------------------------------ guided by coverage
+
+
+@pytest.mark.skipif(FAULTS == 1, reason="a matter of minutes: `make test-faults`")
+@pytest.mark.skipif(find_spec("atheris") is None, reason="no coverage-guided fuzzing: atheris is not installed")
+@pytest.mark.parametrize("parser", PARSERS)
+def test_inputs_that_reach_new_code(tmp_path, parser):
+    """As many seconds for each parser as TICO_FAULTS says."""
+    script = Path(__file__).with_name("guided.py")
+    command = [sys.executable, str(script), parser, str(FAULTS), str(tmp_path / "inputs")]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    assert done.returncode == 0, f"see {tmp_path}/inputs\n{done.stderr[-4000:]}"
+    (units,) = re.findall(r"number_of_executed_units: (\d+)", done.stderr)
+    print(f"{parser}: {units} inputs guided by coverage, no failure")
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+def test_what_guided_fuzzing_begins_with_is_read(tmp_path, parser):
+    if parser == "parquet":
+        pytest.importorskip("pyarrow")
+    for content in PARSERS[parser].right():
+        PARSERS[parser].read(content, tmp_path / "place")

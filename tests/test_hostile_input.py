@@ -28,6 +28,7 @@ from tico_ssl.config.study import Study, expand, load_study
 from tico_ssl.config.yaml_text import parse_yaml
 from tico_ssl.data.checking import check
 from tico_ssl.data.decoding import BadImage, decode
+from tico_ssl.data.fingerprint import require_same_images
 from tico_ssl.data.formats.packed import open_packed
 from tico_ssl.data.formats.shards import open_shards
 from tico_ssl.data.sources import open_source, open_training
@@ -337,6 +338,32 @@ def test_pages_of_parquet_with_checksums_are_verified(tmp_path):
         open_source(DataConfig(source=str(path))).fetch(0)
 
 
+def test_groups_of_parquet_have_the_rows_of_the_file(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, lines = tmp_path / "a.parquet", set()
+    parquet.write_table(arrow.table({"image": [encoded(i) for i in range(6)]}), path, row_group_size=2)
+    content = path.read_bytes()
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    for place in range(footer, len(content) - 8):
+        if content[place] == 4:  # a number of 2 in the footer's code, here made 19
+            path.write_bytes(content[:place] + bytes([38]) + content[place + 1 :])
+            try:
+                source = open_source(DataConfig(source=str(path)))
+                assert [source.names(i) for i in range(len(source))] == [f"a.parquet:{i}" for i in range(6)]
+            except UserError as error:
+                lines.add(str(error))
+    assert f"{path}: damaged, its groups have 23 rows and not 6" in lines
+
+
+def test_names_of_classes_in_parquet_may_be_any_text(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    table = arrow.table({"image": [encoded()], "label": [0]})
+    for text in ("[" * 100_000, "{", "null", '{"info": {"features": {"label": {"names": 3}}}}'):
+        parquet.write_table(table.replace_schema_metadata({"huggingface": text}), path)
+        assert open_source(DataConfig(source=str(path))).classes == ()
+
+
 # -------------------------------------------------------------------------------------------------- packed files
 
 
@@ -430,6 +457,13 @@ def test_a_run_is_not_resumed_with_other_images(tmp_path, tiny):
         path.write_bytes(content)
         with pytest.raises(Stop):
             pretrain("demo", data=str(path), out=tmp_path / "run", overrides=settings, resume=True)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "[]", "3", '{"images": 6}'])
+def test_what_is_remembered_of_images_may_be_damaged(folder, tmp_path, text):
+    file, source = tmp_path / "images.json", open_source(DataConfig(source=str(folder)))
+    file.write_text(text)
+    assert one_line(lambda: require_same_images(source, file)).startswith(f"{file}: damaged; remove it")
 
 
 def test_names_labels_and_some_bytes_of_files_are_remembered(folder):

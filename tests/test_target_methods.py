@@ -291,7 +291,7 @@ def test_groups_of_queries_and_keys_share_few_images():
     assert {len(set(a.flatten().tolist()) & set(b.flatten().tolist())) for a in queries for b in keys} == {2}
     for digit, groups in ((moco.QUERIES, queries), (moco.KEYS, keys)):
         assert torch.equal(moco.joined([group.flatten(1) for group in groups], digit), images.flatten(1))
-    with pytest.raises(UserError, match=r"bn_splits 2: 6 images per process are no multiple of 4"):
+    with pytest.raises(UserError, match=r"bn_splits 2: 6 images at once are no multiple of 4"):
         make("moco splits")(batch(count=6))
 
 
@@ -513,6 +513,15 @@ def test_a_recipe_trains(recipe, changes, tmp_path, tiny):
     tiny |= {"data.source": "textures", "training.epochs": 1, "optimizer.warmup_epochs": 0.0}
     run = pretrain(recipe, out=tmp_path / "run", overrides=tiny | changes)
     assert all(math.isfinite(line["loss"]) for line in run.metrics())
+
+
+def test_a_slice_of_the_batch_that_cannot_be_grouped_is_refused_before_training(tmp_path, tiny, monkeypatch):
+    """With four processes each has 8 images, which make no 4 groups; the recipe is right for one or two."""
+    settings = tiny | {"data.source": "textures", "method.queue": 64, "method.bn_splits": 4}
+    monkeypatch.setattr("tico_ssl.runtime.distributed.world_size", lambda: 4)
+    with pytest.raises(UserError, match=r"^method\.bn_splits 4: 8 images at once are no multiple of 16$"):
+        pretrain("imagenet/moco", out=tmp_path / "run", overrides=settings)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("name", "splits"), [("imagenet/moco", 8), ("imagenet/moco-v2", 8), ("cifar10/moco", 8)])

@@ -7,9 +7,12 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from faults import FAULTS
 from tico_ssl.pipeline import workers as module
@@ -70,6 +73,56 @@ def test_work_goes_on_undisturbed_until_the_result_of_a_dead_worker_is_due():
     assert next(results)[1] == first
     with pytest.raises(UserError, match="died"):
         list(results)
+
+
+def test_a_worker_that_waits_for_a_lock_of_another_process_is_one_line(monkeypatch, capsys):
+    """A fork copies a lock that a thread holds, and not the thread: nobody will release it there."""
+    monkeypatch.setattr(module, "SILENCE", 0.2)
+    monkeypatch.setattr(module, "MOST_SILENCE", 3)
+    lock, held, done = threading.Lock(), threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+
+    def work(number):
+        if number == 1:
+            lock.acquire()
+        return os.getpid()
+
+    results = ahead(work, range(4), 1)
+    process = next(results)
+    with pytest.raises(UserError, match=r"^a worker process is stuck: no result for 0\.6 s\. Does the disk"):
+        next(results)
+    assert gone([process])
+    assert capsys.readouterr().out.count("waiting for a worker process: no result for 0.2 s") == 1
+    done.set()
+    thread.join()
+
+
+def test_a_slow_worker_is_waited_for(monkeypatch):
+    monkeypatch.setattr(module, "SILENCE", 0.05)
+    assert list(ahead(lambda number: (time.sleep(0.2), number)[1], range(3), 2)) == [0, 1, 2]
+
+
+def test_operations_in_workers_do_not_wait_for_threads_of_the_main_process():
+    """Not those of torch's pool, which a fork does not copy, nor those of a pool that is at work meanwhile."""
+    threads, large = torch.get_num_threads(), torch.rand(2000, 500)
+    torch.set_num_threads(4)
+    try:
+        expected = float((large @ large.T).sum() + large.sort().values.sum())  # the pool is there from now on
+        with ThreadPoolExecutor(4) as pool:
+            busy = [pool.submit(lambda: [large.sum() for _ in range(200)]) for _ in range(4)]
+            found = list(ahead(lambda _: float((large @ large.T).sum() + large.sort().values.sum()), range(4), 2))
+            assert all(future.result() for future in busy)
+    finally:
+        torch.set_num_threads(threads)
+    assert found == pytest.approx([expected] * 4, rel=1e-4)
 
 
 def test_a_worker_that_ends_by_itself_is_said():

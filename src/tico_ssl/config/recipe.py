@@ -53,6 +53,12 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _batch(self) -> "Recipe":
+        """As far as one process takes all images: with several, each takes a part of these."""
+        self.method.check_batch(self.training.batch_size, self.training.batch_size // self.training.parts)
+        return self
+
+    @model_validator(mode="after")
     def _channels(self) -> "Recipe":
         for name in ("mean", "std"):
             values = getattr(self.data, name)

@@ -28,6 +28,10 @@ class MethodConfig(Section):
     name: str
     """File name under methods/, or a dotted import path."""
 
+    def check_batch(self, batch: int, together: int) -> None:
+        """Raise UserError if the method cannot take steps of `batch` images, of which `together` go through the
+        networks at once: those of a process, or of one of its parts."""
+
 
 S = TypeVar("S", bound=Section)
 

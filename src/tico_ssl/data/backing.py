@@ -20,7 +20,7 @@ from torch import Tensor
 from tico_ssl.runtime import cache_folder
 
 HEAD = 64  # bytes before the first image, so that none begins at 0
-PATIENCE = 1.0  # seconds for the lock: a worker may have been killed while it had it, and then nothing more is kept
+PATIENCE = 1.0  # seconds for the lock: a worker may have been killed with it, and then nothing more is kept
 
 
 class InMemory:
@@ -37,7 +37,10 @@ class InMemory:
 
     def append(self, pixels: Tensor) -> int | None:
         """Keep bytes; where they begin, or None if there is no room."""
+        if self._used[0] >= self.capacity:
+            return None
         if not self._lock.acquire(timeout=PATIENCE):
+            self._used[0] = self.capacity  # nobody waits for it again
             return None
         try:
             begin = int(self._used[0])

@@ -43,7 +43,7 @@ def require_same_images(source: Source, file: Path) -> None:
     try:
         before = json.loads(file.read_text(encoding="utf-8"))
         changed = [key for key, value in now.items() if None not in (value, before[key]) and value != before[key]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{file}: damaged; remove it to resume with the images as they are now") from error
     if changed:
         raise UserError(

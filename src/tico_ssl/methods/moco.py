@@ -112,6 +112,19 @@ class Config(MethodConfig):
     """Groups of the batch with BatchNorm statistics of their own, other groups for keys than for queries, against
     their leak (ShuffleBN); 1: statistics of the whole batch. Its square must divide the batch of a process."""
 
+    def check_batch(self, batch: int, together: int) -> None:
+        """Groups of one size, and a queue that a whole number of steps fills."""
+        self.check_groups(together)
+        keys = batch * (2 if self.symmetric and not self.queue_per_view else 1)
+        if self.queue % keys:
+            raise UserError(f"method.queue {self.queue} is not a multiple of the {keys} keys that a step adds to it")
+
+    def check_groups(self, images: int) -> None:
+        """Every query group has the same number of images in common with every key group."""
+        splits = self.bn_splits
+        if images % splits**2:
+            raise UserError(f"method.bn_splits {splits}: {images} images at once are no multiple of {splits**2}")
+
 
 class MoCo(Method):
     """Backbone and head, their slowly moving target, and the queue of its keys.
@@ -140,9 +153,8 @@ class MoCo(Method):
         return self._encode_in_groups(views, target_views)
 
     def _encode_in_groups(self, views: Sequence[Tensor], target_views: Sequence[Tensor]) -> Encoded:
-        splits, images = self.config.bn_splits, len(views[0])
-        if images % splits**2:
-            raise UserError(f"method.bn_splits {splits}: {images} images per process are no multiple of {splits**2}")
+        splits = self.config.bn_splits
+        self.config.check_groups(len(views[0]))
         with divided_statistics(self, splits):
             queries, keys = encode_both(
                 self.embed_views,

@@ -30,6 +30,7 @@ from tico_ssl.networks.projector import head
 from tico_ssl.networks.target import Target, encode_both
 from tico_ssl.optim.schedules import cosine_ema_decay
 from tico_ssl.runtime import distributed
+from tico_ssl.runtime.errors import UserError
 
 
 class SquaredContrastiveTerms(NamedTuple):
@@ -93,6 +94,11 @@ class Config(MethodConfig):
     """Decay of the target encoder at the first step."""
     ema_end: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Decay of the target encoder at the last step, reached along a cosine."""
+
+    def check_batch(self, batch: int, together: int) -> None:
+        """A bank that a whole number of steps fills."""
+        if self.bank % batch:
+            raise UserError(f"method.bank {self.bank} is not a multiple of the {batch} keys that a step adds to it")
 
 
 class SquaredContrastive(Method):

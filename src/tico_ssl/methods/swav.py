@@ -122,6 +122,11 @@ class Config(MethodConfig):
     queue_start: Annotated[int, Field(ge=0)] = 0
     """Steps before the queue is used, once it is full. During warm-up it can make training collapse."""
 
+    def check_batch(self, batch: int, together: int) -> None:
+        """A queue, if there is one, that has room for a batch."""
+        if 0 < self.queue < batch:
+            raise UserError(f"method.queue {self.queue} is shorter than a batch of {batch} images")
+
 
 class SwAV(Method):
     """Backbone, projector and prototypes. The first two views are assigned, all views predict.
@@ -190,8 +195,7 @@ class SwAV(Method):
     @torch.no_grad()
     def _enqueue(self, embeddings: Sequence[Tensor]) -> None:
         newest = torch.stack([distributed.gathered(embedding) for embedding in embeddings])
-        if newest.shape[1] > self.config.queue:
-            raise UserError(f"method.queue {self.config.queue} is shorter than a batch of {newest.shape[1]} images")
+        self.config.check_batch(newest.shape[1], newest.shape[1])
         self.queue.copy_(torch.cat([newest, self.queue], dim=1)[:, : self.config.queue])
         self.filled += newest.shape[1]
 

@@ -6,6 +6,11 @@ process: no copies, no allocations, and no use of /dev/shm, which is small in co
 
 Each worker has a connection of its own and shares no lock. So one that dies is noticed at once, where its result is
 awaited, and workers end with the main process, however it ends: their connection is then closed.
+
+A fork copies locks as they are, but not the threads that would release them. Nothing that workers of this package do
+takes a lock that another thread may hold: torch is told to use one thread before its first operation, sources that have
+locks or open files have them per process, and workers print nothing. A data set of the user's own may, and a disk may
+not answer: so nobody waits for a worker without an end.
 """
 
 import mmap
@@ -30,6 +35,7 @@ from torch import Tensor
 
 from tico_ssl.data.bad_files import in_order
 from tico_ssl.runtime.errors import UserError, one_line, refusal, signal_name
+from tico_ssl.runtime.progress import say
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -37,6 +43,8 @@ MOST_WORKERS = 16  # limit of the default
 MOST_PER_CORE = 32  # limit of what may be asked for: more processes only get in each other's way
 AHEAD = 2  # items prefetched per worker
 NICE = 5  # of gentle processes, which then get a quarter of a core that this process wants too
+SILENCE = 60.0  # seconds without a result after which that is said
+MOST_SILENCE = 30  # times as long is an error; counted one by one, since a job that a scheduler stops for hours is none
 ALIGNED = 64  # alignment in bytes of arrays in a slot
 CAN_FORK = sys.platform.startswith("linux")  # fork is not safe elsewhere
 
@@ -136,6 +144,7 @@ class _Worker(Generic[S, T]):
     def receive(self) -> T:
         """The result of the oldest request, or its error."""
         try:
+            self._await()
             done, error = self.connection.recv()
         except (EOFError, ConnectionError) as closed:
             raise self._death() from closed
@@ -143,6 +152,18 @@ class _Worker(Generic[S, T]):
             raise error
         result: T = done
         return result
+
+    def _await(self) -> None:
+        """Wait for a result, or for the end of the process, but not for ever."""
+        for silences in range(MOST_SILENCE):
+            if self.connection.poll(SILENCE):
+                return
+            if silences == 0:
+                say(f"waiting for a worker process: no result for {SILENCE:g} s")
+        raise UserError(
+            f"a worker process is stuck: no result for {SILENCE * MOST_SILENCE:g} s. Does the disk of the images "
+            "answer? A data set in Python must not use a lock or a thread from before its processes were started"
+        )
 
     def _death(self) -> UserError:
         self.process.join(timeout=5)

@@ -101,6 +101,7 @@ def prepare(recipe: Recipe, device: torch.device, source: Source | None = None) 
     views = build_views(recipe, device)
     loader = Loader(source, views, settings.batch_size, settings.seed, device, workers, bad, data.on_gpu, store)
     learner = build_learner(recipe, device, views, loader.steps_per_epoch)
+    recipe.method.check_batch(settings.batch_size, settings.batch_size // (distributed.world_size() * settings.parts))
     learner.method.check_data(len(source), source.labels)
     return Setup(**vars(learner), source=source, loader=loader)
 

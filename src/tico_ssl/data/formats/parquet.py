@@ -161,6 +161,9 @@ def describe(path: Path) -> File:
             metadata, schema = opened.metadata, opened.schema_arrow
     except FAILURES as error:
         raise UserError(f"{path}: not a readable parquet file ({_line(error)})") from error
+    rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
+        raise UserError(f"{path}: damaged, its groups have {sum(rows)} rows and not {metadata.num_rows}")
     image = _image_column(schema)
     if image is None:
         columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
@@ -220,7 +223,7 @@ def _class_names(schema: Any, label: str | None) -> tuple[str, ...]:
     """The hub's own description of the columns, if the file has a valid one."""
     try:
         names = json.loads(schema.metadata[b"huggingface"])["info"]["features"][label]["names"]
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, ValueError, RecursionError):
         return ()
     return tuple(str(name) for name in names) if isinstance(names, list) else ()
 
