@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tico_ssl.runtime.files import is_sealed, remove_temporaries, seal, write_atomically, written_atomically
+from tico_ssl.runtime.files import (
+    is_sealed,
+    remove_old_temporaries,
+    remove_temporaries,
+    seal,
+    write_atomically,
+    written_atomically,
+)
 
 
 def test_until_all_is_written_the_file_is_what_it_was(tmp_path):
@@ -75,3 +82,13 @@ def test_a_seal_covers_every_bit(tmp_path):
     for bit in range(0, 8 * len(whole), 7):
         path.write_bytes(bytes(byte ^ (1 << bit % 8) * (i == bit // 8) for i, byte in enumerate(whole)))
         assert not is_sealed(path)
+
+
+def test_temporary_files_of_killed_commands_are_removed_once_nobody_can_be_writing_them(tmp_path):
+    old, new, other = (tmp_path / name for name in ("a.safetensors.12ab.tmp", ".tmpAbCdEf", "features.safetensors"))
+    for file in (old, new, other):
+        file.write_text("half")
+    for file in (old, other):
+        os.utime(file, (1, 1))
+    remove_old_temporaries(tmp_path)
+    assert sorted(tmp_path.iterdir()) == [new, other]

@@ -104,8 +104,8 @@ def test_the_command_shows_limits_and_clears():
     filled("two", 2 * 10**6)
     assert [line.split(maxsplit=4)[-1] for line in tico()[:2]] == ["what is in two", "what is in one"]
     assert "3 days" in tico("one")[0]
-    assert tico("--limit", "7G")[-1].split(" in ")[0].strip() == "0.00 GB of 7 GB"
-    assert ["removed" in line for line in tico("two", "--clear")] == [True, False]
+    assert tico("--limit", "7G")[-2].split(" in ")[0].strip() == "0.00 GB of 7 GB"
+    assert ["removed" in line for line in tico("two", "--clear")] == [True, False, False]
     assert names() == ["one"]
     tico("--clear")
     assert names() == []

@@ -325,6 +325,7 @@ def cache(
             say(f"{entry.bytes / 1e9:8.2f} GB  {state} {entry.what}")
     total = sum(entry.bytes for entry in cache_folder.entries())
     say(f"{total / 1e9:8.2f} GB of {cache_folder.limit() / 1e9:,.0f} GB in {cache_folder.cache_folder()}")
+    say("next       tico cache --limit 20G, tico cache --clear")
 
 
 @data_app.command()

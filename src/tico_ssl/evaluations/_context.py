@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -134,6 +134,8 @@ class Context:
         finished = place.with_name(f"{name}.json")
         if (kept := _finished(finished)) is not None:
             say(f"{self.protocol} {name}: already done, {finished}")
+            if distributed.is_main():
+                _remove_checkpoint(place)  # of a command that was killed before it did
             return kept
         with self._alone(place.parent):
             remove_temporaries(place)
@@ -146,8 +148,7 @@ class Context:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             write_json_lines(finished, [sealed(numbers)])
-            for suffix in (".pt", ".jsonl"):  # the checkpoint of the finished part
-                place.with_name(place.name + suffix).unlink(missing_ok=True)
+            _remove_checkpoint(place)
         except OSError as error:  # which costs time later, not the result
             say(f"{self.protocol} {place.name} is not kept: {refusal(error)}")
 
@@ -160,6 +161,13 @@ class Context:
     @cached_property
     def _images(self) -> list[str | None]:
         return [source.fingerprint() for source in (self.train, self.test)]
+
+
+def _remove_checkpoint(place: Path) -> None:
+    """The checkpoint of a finished part is of no use."""
+    for suffix in (".pt", ".jsonl"):
+        with suppress(OSError):
+            place.with_name(place.name + suffix).unlink(missing_ok=True)
 
 
 def _finished(file: Path) -> Numbers | None:

@@ -22,7 +22,7 @@ from tico_ssl.features.lazy import LazyBackbone, memory_of, ready
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import refusal
-from tico_ssl.runtime.files import written_atomically
+from tico_ssl.runtime.files import remove_old_temporaries, written_atomically
 from tico_ssl.runtime.progress import say
 
 VERSION = 3  # of the file's content: raise it when the same key would mean different values
@@ -108,6 +108,7 @@ def _write(file: Path, made: Extracted) -> None:
     tensors = {"features": made.features.contiguous(), "places": made.places.contiguous()}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        remove_old_temporaries(file.parent)
         with written_atomically(file) as temporary:
             temporary.touch()
             mode = temporary.stat().st_mode  # as the umask has it; safetensors replaces the file by a private one

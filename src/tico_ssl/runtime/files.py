@@ -4,11 +4,13 @@ import errno
 import hashlib
 import os
 import secrets
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+OLD = 3600.0  # seconds without a change, of a temporary file that nobody will finish
 SEAL = 64  # bytes at the end of a sealed file
 
 
@@ -52,6 +54,16 @@ def remove_temporaries(path: Path) -> None:
     """Remove what killed processes left of writing this file. Nobody else may be writing it."""
     for temporary in path.parent.glob(f"{path.name}*.tmp"):
         temporary.unlink(missing_ok=True)
+
+
+def remove_old_temporaries(folder: Path) -> None:
+    """The same in a folder where others may be writing, also of safetensors, which has temporary files of its own: what
+    is older than a write can take."""
+    for pattern in ("*.tmp", ".tmp??????"):
+        for temporary in folder.glob(pattern):
+            with suppress(OSError):  # removed meanwhile
+                if time.time() - temporary.stat().st_mtime > OLD:
+                    temporary.unlink()
 
 
 def write_atomically(path: Path, text: str) -> None:
