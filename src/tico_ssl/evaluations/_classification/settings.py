@@ -1,6 +1,7 @@
 """Settings of a classifier's training; every protocol has its own values. Nothing here imports torch."""
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -10,15 +11,17 @@ from tico_ssl.optim.schedules import step_decay, warmup_cosine
 
 Positive = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
+ENOUGH_STEPS = 1_000  # 20 epochs of 1 % of ImageNet, the smallest data of a published schedule
 
 
 class Settings(Section):
     """Schedule, batch, optimiser and augmentation."""
 
     epochs: Positive = 80
-    """Epochs over the training images."""
-    least_steps: Annotated[int, Field(ge=0)] = 1_000
-    """Small data get more epochs, up to this number of steps (20 epochs of 1 % of ImageNet)."""
+    """Epochs over the training images. The default is for the original's data: small data get more (`least_steps`)."""
+    least_steps: Annotated[int, Field(ge=0)] | None = None
+    """Steps, at least. null: where the epochs make fewer than 1,000, the geometric mean of both numbers. If epochs are
+    given, the default is 0: exactly those epochs."""
     batch_size: Annotated[int, Field(ge=2)] = 256
     """Images per step, over all processes; at most the size of the data."""
     schedule: Literal["cosine", "steps"] = "cosine"
@@ -44,6 +47,11 @@ class Settings(Section):
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of everything random: subsets, order, crops, initial weights of the classifier."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _given_epochs_are_exact(cls, given: Any) -> Any:
+        return {"least_steps": 0, **given} if isinstance(given, dict) and "epochs" in given else given
+
     @model_validator(mode="after")
     def _consistent(self) -> "Settings":
         if self.nesterov and self.momentum == 0:
@@ -57,8 +65,24 @@ class Settings(Section):
         return ViewPolicy(**crop, jitter=0.0, greyscale=0.0)  # type: ignore[arg-type]
 
     def epochs_of(self, steps_per_epoch: int) -> int:
-        """The number of epochs, given the steps per epoch."""
+        """The number of epochs, given the steps per epoch.
+
+        As many epochs of little data would be too few steps to learn, as many steps too many passes over it; between
+        the two is their geometric mean.
+        """
+        if self.least_steps is None:
+            return max(self.epochs, math.ceil(math.sqrt(ENOUGH_STEPS * self.epochs / steps_per_epoch)))
         return max(self.epochs, -(-self.least_steps // steps_per_epoch))
+
+    def batch_of(self, images: int, processes: int = 1) -> int:
+        """Images per step: at most all, and divisible by the number of processes."""
+        return min(self.batch_size, images) // processes * processes
+
+    def images_seen(self, images: int) -> int:
+        """Images of all steps of a training, each as often as it is seen."""
+        batch = max(1, self.batch_of(images))
+        steps_per_epoch = max(1, images // batch)
+        return self.epochs_of(steps_per_epoch) * steps_per_epoch * batch
 
     def share_of_rate(self, step: int, steps: int) -> float:
         """Factor of the learning rates at a step."""

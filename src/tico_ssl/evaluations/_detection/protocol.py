@@ -58,6 +58,7 @@ def compare(context: PictureContext, settings: Settings, masks: bool) -> Result:
         coco_tools()
     if masks and not all(split.has_outlines for split in (splits.train, splits.test)):
         raise UserError(f"{context.source}: segmentation needs outlines of objects; there are none")
+    settings = settings if splits.train.rule != "coco" else settings.for_images(len(splits.train))
     home = subject.home / context.protocol / _name(context, settings)
     if distributed.is_main():
         home.mkdir(parents=True, exist_ok=True)

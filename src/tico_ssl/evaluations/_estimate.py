@@ -1,0 +1,99 @@
+"""How long a protocol will take that trains: a rough estimate, from a few steps on random images."""
+
+import copy
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import NamedTuple
+
+import torch
+
+from tico_ssl.data.decoding import BadImage
+from tico_ssl.data.source import Source
+from tico_ssl.evaluations._context import Context
+from tico_ssl.pipeline.workers import default_workers
+from tico_ssl.runtime import distributed
+from tico_ssl.runtime.device import autocast, resolve_precision
+
+BATCH = {"cuda": 64}  # images per measured step: a GPU needs more to be busy
+CPU_BATCH = 8
+TIMED = 3  # steps, after one that does not count
+DECODED = 16  # files that are decoded for a measurement
+
+
+class Work(NamedTuple):
+    """Images that pass through a network, each as often as it does: a frozen one, and one that is trained."""
+
+    frozen: int = 0
+    trained: int = 0
+
+    def times(self, number: int) -> "Work":
+        """The same for several networks."""
+        return Work(number * self.frozen, number * self.trained)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds per image: through a frozen network, through one that is trained, and to decode it."""
+
+    frozen: float
+    trained: float
+    decoding: float
+
+    def seconds(self, work: Work) -> float:
+        """Images are decoded ahead, so the slower of the two decides. Several processes share the images."""
+        apart = work.frozen * max(self.frozen, self.decoding) + work.trained * max(self.trained, self.decoding)
+        return apart / distributed.world_size()
+
+
+def measure_pace(context: Context) -> Pace:
+    """Time a copy of the backbone, and a few files."""
+    device = context.device
+    backbone = copy.deepcopy(context.backbones[next(iter(context.backbones))]).to(device).requires_grad_(True)
+    backbone = backbone.to(memory_format=torch.channels_last)
+    count, precision = BATCH.get(device.type, CPU_BATCH), resolve_precision("auto", device)
+    shape = (count, backbone.config.channels, backbone.image_size, backbone.image_size)
+    images = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device)
+    images = images.contiguous(memory_format=torch.channels_last)
+
+    def mean_feature() -> torch.Tensor:
+        with autocast(device, precision):
+            features: torch.Tensor = backbone(images)
+        return features.float().mean()
+
+    @torch.no_grad()
+    def frozen() -> None:
+        mean_feature().item()  # which waits for the device
+
+    def trained() -> None:
+        mean_feature().backward()
+        backbone.zero_grad()
+        torch.zeros(1, device=device).item()
+
+    with torch.random.fork_rng(devices=[]):  # a network may draw random numbers
+        seconds = [_median_seconds(step) / count for step in (frozen, trained)]
+    return Pace(seconds[0], seconds[1], _decoding_seconds(context.train))
+
+
+def _median_seconds(step: Callable[[], None]) -> float:
+    step()
+    laps = []
+    for _ in range(TIMED):
+        begun = perf_counter()
+        step()
+        laps.append(perf_counter() - begun)
+    return median(laps)
+
+
+def _decoding_seconds(source: Source) -> float:
+    """Seconds per file, with all workers busy; none for images that are in memory already."""
+    if source.images is not None:
+        return 0.0
+    sample = source.limited(DECODED)
+    begun = perf_counter()
+    for place in range(len(sample)):
+        with suppress(BadImage):
+            sample.fetch(place)
+    return (perf_counter() - begun) / len(sample) / default_workers()
