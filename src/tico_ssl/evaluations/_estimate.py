@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
@@ -17,8 +16,8 @@ from tico_ssl.pipeline.workers import default_workers
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import autocast, resolve_precision
 
-BATCH = {"cuda": 64}  # images per measured step: a GPU needs more to be busy
-CPU_BATCH = 8
+MOST, FEWEST = 64, 4  # images per measured step
+PIXELS = 2**18  # of such a step on a CPU: enough to be busy, and not for long
 TIMED = 3  # steps, after one that does not count
 DECODED = 16  # files that are decoded for a measurement
 
@@ -53,8 +52,9 @@ def measure_pace(context: Context) -> Pace:
     device = context.device
     backbone = copy.deepcopy(context.backbones[next(iter(context.backbones))]).to(device).requires_grad_(True)
     backbone = backbone.to(memory_format=torch.channels_last)
-    count, precision = BATCH.get(device.type, CPU_BATCH), resolve_precision("auto", device)
-    shape = (count, backbone.config.channels, backbone.image_size, backbone.image_size)
+    precision, side = resolve_precision("auto", device), backbone.image_size
+    count = MOST if device.type == "cuda" else max(FEWEST, min(MOST, PIXELS // side**2))
+    shape = (count, backbone.config.channels, side, side)
     images = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device)
     images = images.contiguous(memory_format=torch.channels_last)
 
@@ -73,18 +73,19 @@ def measure_pace(context: Context) -> Pace:
         torch.zeros(1, device=device).item()
 
     with torch.random.fork_rng(devices=[]):  # a network may draw random numbers
-        seconds = [_median_seconds(step) / count for step in (frozen, trained)]
+        seconds = [_least_seconds(step) / count for step in (frozen, trained)]
     return Pace(seconds[0], seconds[1], _decoding_seconds(context.train))
 
 
-def _median_seconds(step: Callable[[], None]) -> float:
+def _least_seconds(step: Callable[[], None]) -> float:
+    """Of a few: what else the machine does makes the others longer."""
     step()
     laps = []
     for _ in range(TIMED):
         begun = perf_counter()
         step()
         laps.append(perf_counter() - begun)
-    return median(laps)
+    return min(laps)
 
 
 def _decoding_seconds(source: Source) -> float:

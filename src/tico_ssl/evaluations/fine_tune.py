@@ -30,7 +30,7 @@ class Config(FineTuning):
     """VICReg's learning rates for fine-tuning on 10 % of ImageNet; the paper does not fine-tune on all labels."""
 
     epochs: Positive = 30
-    """Epochs over the training images; small data get more, see `least_steps`."""
+    """Epochs over the training images; see `least_steps` for small data."""
 
 
 def work(context: Context, config: Config) -> Work:

@@ -18,7 +18,7 @@ class Config(TransferSettings):
     """The paper's settings for Places-205."""
 
     epochs: Positive = 14
-    """Epochs over the training images; small data get more, see `least_steps`."""
+    """Epochs over the training images; see `least_steps` for small data."""
     lrs: Annotated[tuple[Rate, ...], Field(min_length=1, strict=False)] = (0.05,)
     """Learning rates for this batch size."""
     decay_at: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(strict=False)] = (

@@ -32,7 +32,7 @@ class Config(FineTuning):
     draws: Positive = 1
     """Subsets per fraction; mean and standard deviation are reported."""
     epochs: Positive = 20
-    """Epochs over the subset; small ones get more, see `least_steps`."""
+    """Epochs over the subset; see `least_steps` for small ones."""
     schedule: Literal["cosine", "steps"] = "steps"
     """Decay of the learning rates: cosine (to zero) or steps."""
     lr_backbone: Rate = 0.002
