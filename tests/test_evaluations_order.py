@@ -12,7 +12,7 @@ from tico_ssl import evaluate
 from tico_ssl.cli import app
 from tico_ssl.config import catalogue
 from tico_ssl.config.sections import BackboneConfig
-from tico_ssl.evaluations import _estimate, _session, fine_tune, linear_augmented, semi_supervised
+from tico_ssl.evaluations import _session, fine_tune, linear_augmented, semi_supervised
 from tico_ssl.evaluations._classification import training
 from tico_ssl.evaluations._context import open_context
 from tico_ssl.evaluations._cost import COSTS, cheap_first, cost_of
@@ -231,8 +231,9 @@ def test_work_is_what_is_done(here, monkeypatch):
         assert sum(seen) == (work.frozen if module is linear_augmented else work.trained)
 
 
-def test_the_slower_of_network_and_decoding_decides():
-    assert Pace(1.0, 3.0, 2.0).seconds(Work(frozen=10, trained=100)) == 10 * 2 + 100 * 3
+def test_processors_that_feed_and_compute_take_the_sum_and_others_the_longer():
+    assert Pace(1.0, 3.0, 2.0, ahead=True).seconds(Work(frozen=10, trained=100)) == 10 * 2 + 100 * 3
+    assert Pace(1.0, 3.0, 2.0).seconds(Work(frozen=10, trained=100)) == 10 * 3 + 100 * 5
     assert Work(2, 3).times(2) == Work(4, 6)
 
 
@@ -241,11 +242,9 @@ def test_a_pace_is_measured_and_leaves_all_as_it_was(here, folder_of_images):
     before = {name: value.clone() for name, value in context.backbones["trained"].state_dict().items()}
     state = torch.random.get_rng_state()
     pace = measure_pace(context)
-    assert 0 < pace.frozen < 1
-    assert 0 < pace.trained < 1
-    assert pace.decoding == 0
     assert torch.equal(torch.random.get_rng_state(), state)
+    files = open_context("b.safetensors", str(folder_of_images))
+    for found in (pace, measure_pace(files)):
+        assert all(0 < seconds < 1 for seconds in (found.frozen, found.trained, found.feeding))
     after = context.backbones["trained"].state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
-    files = open_context("b.safetensors", str(folder_of_images))
-    assert 0 < _estimate._decoding_seconds(files.train) < 1

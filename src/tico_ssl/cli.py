@@ -137,7 +137,7 @@ def evaluate(
     if unsaved is not None:
         raise unsaved
     home = Run(home_of(subject))
-    say(f"\nadded to   {home.quick_results_file if quick else home.results_file}")
+    say(f"\nresults    {home.quick_results_file if quick else home.results_file}")
     if not is_model_name(subject):
         say(f"use it     from tico_ssl import load_backbone; backbone = load_backbone({subject!r})")
     if quick:

@@ -11,15 +11,18 @@ import torch
 
 from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.source import Source
+from tico_ssl.evaluations._classification.settings import Settings
 from tico_ssl.evaluations._context import Context
+from tico_ssl.networks.backbones import Backbone
 from tico_ssl.pipeline.workers import default_workers
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import autocast, resolve_precision
+from tico_ssl.views.executor import Views, sizes_of
 
 MOST, FEWEST = 64, 4  # images per measured step
 PIXELS = 2**18  # of such a step on a CPU: enough to be busy, and not for long
 TIMED = 3  # steps, after one that does not count
-DECODED = 16  # files that are decoded for a measurement
+FED = 16  # images that are decoded and cropped for a measurement
 
 
 class Work(NamedTuple):
@@ -35,15 +38,18 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds per image: through a frozen network, through one that is trained, and to decode it."""
+    """Seconds per image: through a frozen network, through one that is trained, and to decode and crop it."""
 
     frozen: float
     trained: float
-    decoding: float
+    feeding: float
+    ahead: bool = False
+    """Whether other processors feed than compute, so that the slower of the two decides."""
 
     def seconds(self, work: Work) -> float:
-        """Images are decoded ahead, so the slower of the two decides. Several processes share the images."""
-        apart = work.frozen * max(self.frozen, self.decoding) + work.trained * max(self.trained, self.decoding)
+        """Several processes share the images."""
+        networks = ((work.frozen, self.frozen), (work.trained, self.trained))
+        apart = sum(n * (max(each, self.feeding) if self.ahead else each + self.feeding) for n, each in networks)
         return apart / distributed.world_size()
 
 
@@ -74,10 +80,11 @@ def measure_pace(context: Context) -> Pace:
 
     with torch.random.fork_rng(devices=[]):  # a network may draw random numbers
         seconds = [_least_seconds(step) / count for step in (frozen, trained)]
-    return Pace(seconds[0], seconds[1], _decoding_seconds(context.train))
+    ahead = device.type == "cuda" and context.train.images is None
+    return Pace(seconds[0], seconds[1], _feeding_seconds(context.train, backbone, device), ahead)
 
 
-def _least_seconds(step: Callable[[], None]) -> float:
+def _least_seconds(step: Callable[[], object]) -> float:
     """Of a few: what else the machine does makes the others longer."""
     step()
     laps = []
@@ -88,13 +95,18 @@ def _least_seconds(step: Callable[[], None]) -> float:
     return min(laps)
 
 
-def _decoding_seconds(source: Source) -> float:
-    """Seconds per file, with all workers busy; none for images that are in memory already."""
-    if source.images is not None:
-        return 0.0
-    sample = source.limited(DECODED)
+def _feeding_seconds(source: Source, backbone: Backbone, device: torch.device) -> float:
+    """Seconds per image to make a view for training: of files with all workers busy, of images in memory on the
+    device."""
+    views = Views([Settings().policy()], backbone.image_size, backbone.mean, backbone.std)
+    sample = source.limited(FED)
+    uniforms = views.draw(len(sample), torch.Generator().manual_seed(0))
+    if sample.images is not None:
+        pixels = sample.take(torch.arange(len(sample))).to(device)
+        decisions = views.decide(uniforms, sizes_of(pixels)).to(device)
+        return _least_seconds(lambda: views.make(pixels, decisions)[0].sum().item()) / len(sample)
     begun = perf_counter()
-    for place in range(len(sample)):
+    for place, numbers in enumerate(uniforms[..., : views.place.width]):
         with suppress(BadImage):
-            sample.fetch(place)
+            views.crop_bytes(sample.fetch(place), numbers)
     return (perf_counter() - begun) / len(sample) / default_workers()
