@@ -74,6 +74,10 @@ def test_every_protocol_declares_its_cost():
         assert catalogue.declaration("evaluations", name, "COST") in COSTS
     assert {cost_of(name) for name in ("fine-tune", "semi-supervised", "detection", "segmentation")} == {"network"}
     assert {cost_of(name) for name in ("knn", "rankme", "linear")} == {"features"}
+    listed = [line.split() for line in CliRunner().invoke(app, ["list", "evaluations"]).output.splitlines()]
+    assert {name: cost for name, cost, *_ in listed} == {
+        name: cost_of(name) for name in catalogue.entries("evaluations")
+    }
 
 
 def test_cheap_ones_come_first_and_the_order_is_kept_otherwise():

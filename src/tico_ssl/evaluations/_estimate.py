@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
@@ -19,9 +20,9 @@ from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import autocast, resolve_precision
 from tico_ssl.views.executor import Views, sizes_of
 
-MOST, FEWEST = 64, 4  # images per measured step
-PIXELS = 2**18  # of such a step on a CPU: enough to be busy, and not for long
-TIMED = 3  # steps, after one that does not count
+GPU_BATCH, CPU_BATCH, FEWEST = 64, 16, 4  # images per measured step: the small batches of small data
+PIXELS = 2**18  # of such a step on a CPU, at most, so that it is not for long
+TIMED = 5  # steps, after one that does not count
 FED = 16  # images that are decoded and cropped for a measurement
 
 
@@ -54,15 +55,24 @@ class Pace:
 
 
 def measure_pace(context: Context) -> Pace:
-    """Time a copy of the backbone, and a few files."""
+    """Time a copy of the backbone, and a few images."""
     device = context.device
     backbone = copy.deepcopy(context.backbones[next(iter(context.backbones))]).to(device).requires_grad_(True)
     backbone = backbone.to(memory_format=torch.channels_last)
+    with torch.random.fork_rng(devices=[]):  # a network may draw random numbers
+        frozen, trained = _network_seconds(backbone, device)
+    ahead = device.type == "cuda" and context.train.images is None
+    return Pace(frozen, trained, _feeding_seconds(context.train, backbone, device), ahead)
+
+
+def _network_seconds(backbone: Backbone, device: torch.device) -> tuple[float, float]:
+    """Seconds per image through a network, frozen and trained."""
     precision, side = resolve_precision("auto", device), backbone.image_size
-    count = MOST if device.type == "cuda" else max(FEWEST, min(MOST, PIXELS // side**2))
+    count = GPU_BATCH if device.type == "cuda" else max(FEWEST, min(CPU_BATCH, PIXELS // side**2))
     shape = (count, backbone.config.channels, side, side)
     images = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device)
     images = images.contiguous(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(backbone.parameters(), lr=1e-6, momentum=0.9)
 
     def mean_feature() -> torch.Tensor:
         with autocast(device, precision):
@@ -71,28 +81,28 @@ def measure_pace(context: Context) -> Pace:
 
     @torch.no_grad()
     def frozen() -> None:
+        backbone.eval()
         mean_feature().item()  # which waits for the device
 
     def trained() -> None:
+        backbone.train()
+        optimizer.zero_grad()
         mean_feature().backward()
-        backbone.zero_grad()
-        torch.zeros(1, device=device).item()
+        optimizer.step()
+        next(backbone.parameters()).sum().item()
 
-    with torch.random.fork_rng(devices=[]):  # a network may draw random numbers
-        seconds = [_least_seconds(step) / count for step in (frozen, trained)]
-    ahead = device.type == "cuda" and context.train.images is None
-    return Pace(seconds[0], seconds[1], _feeding_seconds(context.train, backbone, device), ahead)
+    return _median_seconds(frozen) / count, _median_seconds(trained) / count
 
 
-def _least_seconds(step: Callable[[], object]) -> float:
-    """Of a few: what else the machine does makes the others longer."""
+def _median_seconds(step: Callable[[], object]) -> float:
+    """Of a few steps, beside whatever else the machine does."""
     step()
     laps = []
     for _ in range(TIMED):
         begun = perf_counter()
         step()
         laps.append(perf_counter() - begun)
-    return min(laps)
+    return median(laps)
 
 
 def _feeding_seconds(source: Source, backbone: Backbone, device: torch.device) -> float:
@@ -104,7 +114,7 @@ def _feeding_seconds(source: Source, backbone: Backbone, device: torch.device) -
     if sample.images is not None:
         pixels = sample.take(torch.arange(len(sample))).to(device)
         decisions = views.decide(uniforms, sizes_of(pixels)).to(device)
-        return _least_seconds(lambda: views.make(pixels, decisions)[0].sum().item()) / len(sample)
+        return _median_seconds(lambda: views.make(pixels, decisions)[0].sum().item()) / len(sample)
     begun = perf_counter()
     for place, numbers in enumerate(uniforms[..., : views.place.width]):
         with suppress(BadImage):

@@ -75,9 +75,9 @@ class Session:
 
     def _allowed(self, protocols: Sequence[str]) -> list[str]:
         """Without those that must be asked for by name."""
-        refused = {name: catalogue.declaration("evaluations", name, "NOT_IN_ALL", None) for name in protocols}
         if not self.asked.everything:
             return list(protocols)
+        refused = {name: catalogue.declaration("evaluations", name, "NOT_IN_ALL", None) for name in protocols}
         for protocol, reason in refused.items():
             if reason is not None:
                 say(f"left out {protocol}: {reason}")
