@@ -115,8 +115,12 @@ def _feeding_seconds(source: Source, backbone: Backbone, device: torch.device) -
         pixels = sample.take(torch.arange(len(sample))).to(device)
         decisions = views.decide(uniforms, sizes_of(pixels)).to(device)
         return _median_seconds(lambda: views.make(pixels, decisions)[0].sum().item()) / len(sample)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a worker
     begun = perf_counter()
     for place, numbers in enumerate(uniforms[..., : views.place.width]):
         with suppress(BadImage):
             views.crop_bytes(sample.fetch(place), numbers)
-    return (perf_counter() - begun) / len(sample) / default_workers()
+    taken = perf_counter() - begun
+    torch.set_num_threads(threads)
+    return taken / len(sample) / default_workers()
