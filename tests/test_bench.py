@@ -1,11 +1,13 @@
 """The bench: its counts by hand and by torch's own counter, its measurements finite, its words and exit codes."""
 
+import dataclasses
 import json
 import math
 import statistics
 import sys
 import types
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,11 +16,13 @@ from typer.testing import CliRunner
 
 from tico_ssl.bench import Report, _executions, bench, random_images, rivals
 from tico_ssl.bench.ceilings import Ceilings, measure_ceilings
+from tico_ssl.bench.feeding import Feeding
 from tico_ssl.bench.roofline import Operation, operations_of, roofline, step_operations
+from tico_ssl.bench.table import print_report
 from tico_ssl.bench.timing import time_calls, time_in_turn
 from tico_ssl.cli import app, main
 from tico_ssl.config.recipe import load_recipe
-from tico_ssl.config.sections import BackboneConfig
+from tico_ssl.config.sections import BackboneConfig, DataConfig
 from tico_ssl.methods._base import Batch
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.runtime.errors import UserError
@@ -286,3 +290,81 @@ def test_against_lightly_itself(small):
     report = bench("demo", overrides=small, against="lightly", seconds=QUICK)
     assert [speed.variant for speed in report.against["lightly"]] == ["as in its example", "channels_last"]
     assert all(speed.network_seconds > 0 and speed.training_seconds > 0 for speed in report.against["lightly"])
+
+
+# A user's own images
+
+
+def fed(**changes) -> Feeding:
+    """Files whose decoding bounds, with no help from memory."""
+    slow = Feeding(512, 8, 500.0, 900.0, 3950.0, 20_000.0, loaded=3_900.0, step=66_000.0, stored=False)
+    return dataclasses.replace(slow, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({}, "decoding bounds: 3,900 of 66,000 images/s"),
+        ({"cropped": 400.0}, "cropping bounds: 3,900 of 66,000 images/s"),
+        ({"decoded": None, "cropped": None}, "loading bounds: 3,900 of 66,000 images/s"),
+        (
+            {"stored": True},
+            "decoding bounds: 3,900 of 66,000 images/s; from the second epoch on images come from the store at 20,000",
+        ),
+        (
+            {"stored": True, "from_memory": 70_000.0},
+            "decoding bounds: 3,900 of 66,000 images/s; from the second epoch on images come from the store",
+        ),
+        ({"step": 300.0, "stored": True}, "the step bounds: 300 images/s; images would come at 3,900"),
+    ],
+)
+def test_what_bounds_training_is_a_sentence(changes, expected):
+    assert fed(**changes).bound == expected
+
+
+def test_what_would_help():
+    def keys(data, feeding, cores=8):
+        return [advice.partition(":")[0] for advice in feeding.advice(DataConfig(source="photos", **data), cores)]
+
+    assert keys({}, fed()) == ["tico data pack photos images.tico"]
+    assert keys({}, fed(), cores=16) == ["training.workers=16", "tico data pack photos images.tico"]
+    assert keys({"store": "none"}, fed()) == ["data.store=auto", "tico data pack photos images.tico"]
+    assert keys({"reduced_decoding": False}, fed(stored=True)) == ["data.reduced_decoding=true"]
+    assert keys({}, fed(stored=True)) == []
+    assert keys({"store": "none"}, fed(step=1.0), cores=16) == []  # nothing of it would
+
+
+def test_a_folder_is_decoded_and_cropped_and_the_bound_is_said(small, folder_of_images, capsys):
+    changes = small | {"training.batch_size": 4, "training.workers": 1}
+    report = bench("demo", folder_of_images, changes, seconds=QUICK)
+    feeding = report.feeding
+    assert (feeding.sampled, feeding.workers, feeding.stored) == (12, 1, True)
+    rates = (
+        feeding.decoded,
+        feeding.cropped,
+        feeding.decoded_by_all,
+        feeding.from_memory,
+        feeding.loaded,
+        feeding.step,
+    )
+    assert all(0 < rate < math.inf for rate in rates)
+    assert feeding.step == pytest.approx(report.batch / report.speeds[0].step_seconds)
+    print_report(report)
+    text = capsys.readouterr().out
+    assert all(f"\n{word} " in text for word in ("decoding", "cropping", "memory", "result"))
+    assert report.bound in text
+    assert json.loads(report.as_json())["bound"] == report.bound
+
+
+def test_images_in_memory_are_not_decoded(small, tmp_path, capsys):
+    np.savez(tmp_path / "x.npz", x_train=np.zeros((40, 16, 16, 3), np.uint8))
+    report = bench("demo", str(tmp_path / "x.npz"), small, seconds=QUICK)
+    assert report.feeding.decoded is None
+    assert report.bound.startswith(("the step bounds: ", "loading bounds: "))
+    print_report(report)
+    assert "decoding" not in capsys.readouterr().out
+
+
+def test_random_images_are_nobodys_own(report):
+    assert report.feeding is None
+    assert report.bound is None

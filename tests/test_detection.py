@@ -6,6 +6,7 @@ import math
 import os
 import socket
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from tico_ssl.evaluations._detection.network import build_detector
 from tico_ssl.evaluations._detection.outlines import pasted, pixels
 from tico_ssl.evaluations._detection.pictures import Instance, Picture, Pictures
 from tico_ssl.evaluations._detection.predicting import find_objects
+from tico_ssl.evaluations._detection.protocol import scheduled
 from tico_ssl.evaluations._detection.samples import Batch, Maker, Task, TrainingSamples, mirrored, resized_shape
 from tico_ssl.evaluations._detection.scoring import (
     Found,
@@ -40,6 +42,7 @@ from tico_ssl.evaluations._detection.scoring import (
 from tico_ssl.evaluations._detection.settings import Settings
 from tico_ssl.evaluations._detection.splits import open_pictures
 from tico_ssl.evaluations._detection.training import Job, make_detector, make_optimizer, train
+from tico_ssl.evaluations.detection import Config as DetectionConfig
 from tico_ssl.evaluations.segmentation import Config as SegmentationConfig
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import save_backbone
@@ -355,6 +358,36 @@ def test_c4_has_the_schedules_of_moco():
         "iterations": 90_000,
         "lr": 0.03,
     }
+
+
+def test_fewer_images_get_fewer_iterations_unless_they_are_given():
+    """The geometric mean of equal iterations and equal epochs; published numbers at the size of the published data."""
+    for kind, images in ((DetectionConfig, 16_551), (DetectionConfig, 117_266), (SegmentationConfig, 117_266)):
+        for neck in ("fpn", "c4"):
+            assert kind(neck=neck).for_images(images) == kind(neck=neck)
+    for settings, images in (
+        (DetectionConfig(), 286),
+        (DetectionConfig(neck="c4"), 5_000),
+        (SegmentationConfig(), 1_000),
+        (SegmentationConfig(neck="c4"), 40_000),
+    ):
+        few = settings.for_images(images)
+        share = math.sqrt(images / settings.published_images)
+        assert few.iterations == round(share * settings.iterations)
+        assert few.warmup_iterations == round(share * settings.warmup_iterations)
+        changed = {"iterations": few.iterations, "warmup_iterations": few.warmup_iterations}
+        assert few.model_dump() == settings.model_dump() | changed
+    assert DetectionConfig(iterations=24_000).for_images(286).iterations == 24_000
+    assert DetectionConfig(iterations=2_000, warmup_iterations=10).for_images(286).warmup_iterations == 10
+    assert DetectionConfig(warmup_iterations=10).for_images(286).warmup_iterations == 10
+    with pytest.raises(UserError, match=r"^286 images: warmup_iterations 5000 must be below iterations 3155"):
+        DetectionConfig(warmup_iterations=5_000).for_images(286)
+
+
+@pytest.mark.parametrize("rule, iterations", [("voc2007", 24_000), ("voc", 24_000), ("coco", 590)])
+def test_voc_keeps_its_schedule_whichever_years_there_are(rule, iterations):
+    few = Pictures("few", [Picture(Path("a.jpg"), 8, 8, ())] * 10, ("cat",), rule)
+    assert scheduled(DetectionConfig(), few).iterations == iterations
 
 
 @pytest.mark.parametrize(

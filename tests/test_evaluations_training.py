@@ -102,12 +102,57 @@ def test_places_and_inaturalist_have_the_papers_schedules():
     assert rates(nature, 1709, nature.lrs[0]) == pytest.approx(expected)
 
 
-def test_small_data_get_more_epochs_and_imagenet_does_not():
-    config = semi_supervised.Config()
-    assert config.epochs_of(50) == 20  # 1 % of ImageNet: 12,811 images
-    assert config.epochs_of(500) == 20
-    assert config.epochs_of(1) == 1000
-    assert config.epochs_of(3) == 334
+def schedule(config, images, processes=1):
+    """Epochs, steps per epoch and images per step."""
+    batch = config.batch_of(images, processes)
+    return config.epochs_of(images // batch), images // batch, batch
+
+
+@pytest.mark.parametrize(
+    "config, images",
+    [
+        (linear_augmented.Config(), 1_281_167),
+        (semi_supervised.Config(), 128_116),  # 10 % of ImageNet
+        (semi_supervised.Config(), 12_811),  # 1 %
+        (places205.Config(), 2_448_873),
+        (inaturalist2018.Config(), 437_513),
+        (fine_tune.Config(), 50_000),
+    ],
+)
+def test_published_schedules_are_kept_at_the_size_of_their_data(config, images):
+    assert schedule(config, images) == (config.epochs, images // config.batch_size, config.batch_size)
+
+
+def test_small_data_get_smaller_batches_and_then_more_epochs():
+    assert schedule(fine_tune.Config(), 1_000) == (30, 33, 30)
+    assert schedule(linear_augmented.Config(), 1_000) == (82, 12, 80)
+    for kind in (fine_tune, semi_supervised, linear_augmented, places205, inaturalist2018):
+        config = kind.Config()
+        for images in (2, 9, 16, 40, 100, 333, 1_000, 3_000, 8_000, 12_000, 30_000, 200_000):
+            epochs, per_epoch, batch = schedule(config, images)
+            assert batch == min(config.batch_size, images, max(16, config.epochs * images // 1_000))
+            assert epochs == max(config.epochs, round(math.sqrt(config.epochs * 1_000 / per_epoch)))
+            assert config.images_seen(images) == epochs * per_epoch * batch
+            if 16 < batch < config.batch_size:  # about 1,000 steps, in the published number of epochs
+                assert epochs * per_epoch == pytest.approx(1_000, rel=0.1)
+                assert epochs == pytest.approx(config.epochs, rel=0.1)
+    seen = [fine_tune.Config().images_seen(images) for images in (10, 100, 1_000, 10_000, 100_000)]
+    assert seen == sorted(seen)  # less data are less work
+
+
+def test_schedules_that_are_given_are_exact():
+    assert schedule(fine_tune.Config(epochs=5), 1_000) == (5, 3, 256)
+    assert schedule(fine_tune.Config(epochs=30), 1_000) == (30, 3, 256)  # also where it is the default
+    assert schedule(fine_tune.Config(batch_size=64), 1_000) == (30, 15, 64)
+    assert schedule(fine_tune.Config(least_steps=1_000), 1_000) == (334, 3, 256)
+    assert schedule(fine_tune.Config(epochs=5, least_steps=10), 1_000) == (5, 3, 256)
+    config = fine_tune.Config()
+    assert schedule(fine_tune.Config.model_validate(config.model_dump()), 1_000) == schedule(config, 1_000)
+
+
+def test_small_batches_suit_several_processes():
+    assert fine_tune.Config().batch_of(1_000, 4) == 28
+    assert fine_tune.Config().batch_of(100, 16) == 32  # two images each
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_a_result_after_a_cut_line_is_kept(run, capsys):
     results = Run(run.folder).results_file
     results.write_text('{"protocol": "knn", "numb')
     code, out, _ = tico(capsys, "evaluate", run.folder, "rankme")
-    assert code == 0 and f"added to   {results}" in out
+    assert code == 0 and f"results    {results}" in out
     assert [line["protocol"] for line in Run(run.folder).results()] == ["rankme"]
     results.unlink()
 
@@ -97,7 +97,7 @@ def test_a_result_that_is_not_saved_is_shown_and_is_an_error(run, capsys, full_d
     with full_disk():
         code, out, error = tico(capsys, "evaluate", run.folder, "rankme")
     assert code == 2
-    assert "rankme" in out and "added to" not in out
+    assert "rankme" in out and "results    " not in out
     results = Run(run.folder).results_file
     assert error == f"error: {results}: the result of rankme was not saved (File too large)\n"
     assert results.read_bytes() == before

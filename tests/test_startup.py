@@ -61,6 +61,7 @@ MISTAKES = [
     ("evaluate run knn few-shot.shots=5", "shots"),
     ("evaluate run knn nosuch=5", "nosuch"),
     ("evaluate run linear iterations=0", "iterations"),
+    ("evaluate run fine-tune --quick", "quick look"),
     ("evaluate nowhere knn", "nowhere"),
     ("evaluate taken knn", "taken"),
     ("evaluate run knn --data nowhere", "nowhere"),

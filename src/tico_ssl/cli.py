@@ -92,33 +92,42 @@ def evaluate(
         typer.Argument(metavar="RUN", help="A run folder, a backbone file, or a model: torchvision/resnet50."),
     ],
     words: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="PROTOCOL... [KEY=VALUE ...]",
             help="`tico list evaluations`, or all; then overrides of settings.",
         ),
-    ],
+    ] = None,
     data: DataOption = None,
     weights: Annotated[
         str | None,
         typer.Option(help="Weights of a model by name (.safetensors, .pth); by default random."),
     ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A first look: protocols that need features only, on some of the images.")
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="With `all`: also protocols that already have this result.")
+    ] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Compute everything again, and cache nothing.")] = False,
     bf16: BF16Option = False,
 ) -> None:
-    """Evaluate a backbone beside an untrained one. `all`: by every protocol that the data allow."""
-    from tico_ssl.evaluations._evaluate import NotSaved, evaluate_all, imported
+    """Evaluate a backbone beside an untrained one. `all`: by every protocol that the data allow, cheap ones first."""
+    from tico_ssl.evaluations._evaluate import ALL, evaluate_all, imported
+    from tico_ssl.evaluations._single import NotSaved
     from tico_ssl.features.homes import home_of, is_model_name
+    from tico_ssl.results.run_folder import Run
     from tico_ssl.results.table import print_results
     from tico_ssl.runtime.progress import is_main, say
 
-    protocols = [word for word in words if "=" not in word]
+    protocols = [word for word in words or [] if "=" not in word] or ([ALL] if quick else [])
     if not protocols:
-        raise UserError("which protocol? See `tico list evaluations`")
-    overrides = _changes(word for word in words if "=" in word)
+        raise typer.BadParameter("which protocol? See `tico list evaluations`")
+    overrides = _changes(word for word in words or [] if "=" in word)
     try:
         subject = run if weights is None else str(imported(run, weights, data))
-        results, unsaved = evaluate_all(subject, protocols, data, overrides, not no_cache, bf16), None
+        cache, anew = not no_cache, again or no_cache
+        results, unsaved = evaluate_all(subject, protocols, data, overrides, cache, bf16, anew, quick), None
     except NotSaved as error:
         results, unsaved = error.results, error
     except KeyboardInterrupt as stop:
@@ -129,10 +138,13 @@ def evaluate(
     print_results(results)
     if unsaved is not None:
         raise unsaved
-    say(f"\nadded to   {home_of(subject)}/results.jsonl")
+    home = Run(home_of(subject))
+    say(f"\nresults    {home.quick_results_file if quick else home.results_file}")
     if not is_model_name(subject):
         say(f"use it     from tico_ssl import load_backbone; backbone = load_backbone({subject!r})")
-    if Path(subject).expanduser().is_dir():
+    if quick:
+        say(f"next       tico evaluate {subject} all{''.join(f' --data {place}' for place in data or [])}")
+    elif Path(subject).expanduser().is_dir():
         say(f"next       tico report {subject}")
 
 

@@ -10,6 +10,7 @@ from tico_ssl.config.section import Section
 from tico_ssl.config.study import load_study, packaged_studies
 from tico_ssl.config.views import packaged_policies, policy_summary
 from tico_ssl.data import formats
+from tico_ssl.evaluations._cost import cost_of
 from tico_ssl.runtime.errors import UserError, suggestion
 from tico_ssl.runtime.progress import console
 
@@ -18,6 +19,11 @@ Entries = list[tuple[str, str]]
 
 def _modules(kind: str) -> Entries:
     return [(name, catalogue.summary(kind, name)) for name in catalogue.entries(kind)]
+
+
+def _evaluations() -> Entries:
+    """With what each costs, which is the order of `tico evaluate RUN all`."""
+    return [(name, f"{cost_of(name):<8}  {text}") for name, text in _modules("evaluations")]
 
 
 def _backbones() -> Entries:
@@ -42,7 +48,7 @@ CATALOGUES: dict[str, Callable[[], Entries]] = {
     "views": lambda: [(name, policy_summary(name)) for name in packaged_policies()],
     "data": _data,
     "backbones": _backbones,
-    "evaluations": lambda: _modules("evaluations"),
+    "evaluations": _evaluations,
     "exporting": lambda: _modules("exporting"),
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tico_ssl.bench.ceilings import Ceilings, measure_ceilings
+from tico_ssl.bench.feeding import Feeding, time_feeding
 from tico_ssl.bench.methods import MethodCost, time_methods
 from tico_ssl.bench.rivals import RivalSpeed, require, time_lightly
 from tico_ssl.bench.roofline import Roofline, roofline, step_operations
@@ -21,6 +22,7 @@ from tico_ssl.data.given import Given, as_source
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_training
 from tico_ssl.networks.backbones import SMALL_IMAGE
+from tico_ssl.pipeline.workers import default_workers
 from tico_ssl.results.run_folder import environment
 from tico_ssl.runtime import fallbacks
 from tico_ssl.runtime.device import choose_device, resolve_precision, tune_process
@@ -55,6 +57,12 @@ class Report:
     methods_left_out: dict[str, str] = field(default_factory=dict)
     fallbacks: dict[str, str] = field(default_factory=dict)
     """Fallbacks to a slower path, with reasons."""
+    feeding: Feeding | None = None
+    """Of the user's own images."""
+    bound: str | None = None
+    """What bounds training on them, in a sentence."""
+    helps: list[str] = field(default_factory=list)
+    """What would help."""
 
     def as_json(self) -> str:
         """One JSON object."""
@@ -73,7 +81,8 @@ def bench(
 ) -> Report:
     """Measure a recipe on this machine, on random images or on `data`; each measurement takes about `seconds`.
 
-    With `methods`, also one step of every method under the recipe's conditions.
+    With `data`, also what bounds training on them: decoding, cropping or the step. With `methods`, also one step of
+    every method under the recipe's conditions.
     """
     device = choose_device()
     tune_process(device)
@@ -130,7 +139,16 @@ def _measure(
         methods=costs,
         methods_left_out=left_out,
     )
-    return replace(report, fallbacks=fallbacks.drain())
+    return replace(_with_feeding(report, subject, seconds) if own_data else report, fallbacks=fallbacks.drain())
+
+
+def _with_feeding(report: Report, subject: Subject, seconds: float) -> Report:
+    """Also what bounds training on the user's own images."""
+    step = min(speed.step_seconds for speed in report.speeds)
+    feeding = time_feeding(subject, seconds, step, report.loader_seconds)
+    return replace(
+        report, feeding=feeding, bound=feeding.bound, helps=feeding.advice(subject.recipe.data, default_workers())
+    )
 
 
 def _executions(device: torch.device, compiled: bool) -> list[Execution]:

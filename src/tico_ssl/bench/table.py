@@ -24,6 +24,7 @@ def print_report(report: Report) -> None:
         f"{roof.megabytes:,.3g} MB per image; {roof.limited_by_memory:.0%} of the time is memory-bound"
     )
     console.print(_steps(report))
+    _say_feeding(report)
     for rival in report.against:
         console.print(_comparison(report, rival))
     if report.methods:
@@ -32,6 +33,23 @@ def print_report(report: Report) -> None:
         say(f"{name}: not measured, {reason}")
     for what, reason in report.fallbacks.items():
         say(f"warning: {sentence(what, reason)}")
+
+
+def _say_feeding(report: Report) -> None:
+    """How fast the user's images come, what bounds training, and what would help."""
+    feeding = report.feeding
+    if feeding is None or report.bound is None:
+        return
+    if feeding.decoded is not None and feeding.decoded_by_all is not None and feeding.cropped is not None:
+        by_all = f"{feeding.decoded_by_all:,.0f} by {feeding.workers}"
+        say(f"decoding   {feeding.decoded:,.0f} images/s by one process, {by_all}; {feeding.sampled:,} images sampled")
+        say(f"cropping   {feeding.cropped:,.0f} images/s by one process, from decoded pixels")
+    if feeding.from_memory is not None:
+        say(f"memory     {feeding.from_memory:,.0f} images/s by the loader, once images are decoded")
+    shared = "; workers and step share the cores" if report.device.endswith("threads") else ""
+    say(f"result     {report.bound}{shared}")
+    for advice in report.helps:
+        say(f"helps      {advice}")
 
 
 def _steps(report: Report) -> Table:

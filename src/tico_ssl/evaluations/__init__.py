@@ -6,8 +6,11 @@ raw pixels, where images are small), to answer "did pretraining help?". Without 
 and give no verdict.
 
 A protocol that needs other data than labelled images has its own `open_context(run, data)`, which creates the context
-of its `run` (see `detection`). The optional `NOT_IN_ALL` says why `tico evaluate RUN all` leaves the protocol out; if
-the data do not allow it, `run` raises a UserError.
+of its `run` (see `detection`). If the data do not allow a protocol, `run` raises a UserError. Optional:
+
+- `COST`: `"features"`, `"head"` (the default) or `"network"` (see `_cost`); `all` runs cheap ones first.
+- `work(context, config) -> Work`: images that pass through networks, for an estimate of the time (see `fine_tune`).
+- `NOT_IN_ALL`: why `all` leaves the protocol out.
 """
 
 from typing import TYPE_CHECKING
@@ -19,6 +22,7 @@ from tico_ssl.runtime import lazy
 
 if TYPE_CHECKING:
     from tico_ssl.evaluations._context import Context
+    from tico_ssl.evaluations._estimate import Work
     from tico_ssl.evaluations._evaluate import evaluate, evaluate_all
     from tico_ssl.features.frozen import Features
 
@@ -31,10 +35,13 @@ __all__ = [
     "Numbers",
     "Result",
     "Section",
+    "Work",
     "evaluate",
     "evaluate_all",
 ]
 __getattr__ = lazy.attributes(
     __name__,
-    dict.fromkeys(("Context", "Features"), "_context") | dict.fromkeys(("evaluate", "evaluate_all"), "_evaluate"),
+    dict.fromkeys(("Context", "Features"), "_context")
+    | {"Work": "_estimate"}
+    | dict.fromkeys(("evaluate", "evaluate_all"), "_evaluate"),
 )

@@ -14,6 +14,7 @@ from tico_ssl.evaluations._representation.sphere import alignment, uniformity
 from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
 
+COST = "head"
 METRICS = (Metric("*alignment", digits=3, better="lower"), Metric("*uniformity", digits=3, better="lower"))
 
 

@@ -15,6 +15,7 @@ from tico_ssl.runtime.errors import UserError
 
 FEWEST = 4  # points for the fit
 
+COST = "features"
 METRICS = (Metric("alpha*", digits=3),)
 
 

@@ -23,6 +23,7 @@ from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import track
 from tico_ssl.runtime.randomness import derived_seed
 
+COST = "features"
 METRICS = tuple(Metric(name, "%", better="higher") for name in ("nmi", "ari", "accuracy"))
 
 

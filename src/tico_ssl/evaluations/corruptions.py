@@ -32,6 +32,7 @@ DRAW = 11  # random stream of the noise within the purpose "probe"
 
 Classifier = Callable[[Tensor], Tensor]
 
+COST = "head"
 METRICS = (Metric("*_lost", "%", better="lower"), Metric("*", "%", better="higher"))
 
 

@@ -8,6 +8,7 @@ from tico_ssl.evaluations._detection.settings import Settings
 from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Result
 
+COST = "network"
 METRICS = (Metric("box_ap*", "%", better="higher", verdict=True), Metric("train_*", "%", better="higher"))
 open_context = open_picture_context
 

@@ -22,6 +22,7 @@ from tico_ssl.results.statistics import mean_and_deviation
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import say
 
+COST = "features"
 METRICS = (TOP1,)
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from tico_ssl.evaluations._classification.fine_tuning import fine_tuned
 from tico_ssl.evaluations._classification.settings import FineTuning, Positive
 from tico_ssl.evaluations._context import Context
+from tico_ssl.evaluations._estimate import Work
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.storage import save_backbone
 from tico_ssl.results.metrics import TOP1, TOP5
@@ -21,6 +22,7 @@ from tico_ssl.runtime import distributed
 from tico_ssl.runtime.files import written_atomically
 from tico_ssl.runtime.progress import say
 
+COST = "network"
 METRICS = (TOP1, TOP5)
 
 
@@ -28,7 +30,13 @@ class Config(FineTuning):
     """VICReg's learning rates for fine-tuning on 10 % of ImageNet; the paper does not fine-tune on all labels."""
 
     epochs: Positive = 30
-    """Epochs over the training images."""
+    """Epochs over the training images; see `least_steps` for small data."""
+
+
+def work(context: Context, config: Config) -> Work:
+    """Every backbone is trained, and tested."""
+    context.labels()
+    return Work(len(context.test), config.images_seen(len(context.train))).times(len(context.backbones))
 
 
 def run(context: Context, config: Config) -> Result:

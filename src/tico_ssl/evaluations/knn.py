@@ -6,6 +6,7 @@ from tico_ssl.features.settings import KnnConfig as Config
 from tico_ssl.results.metrics import TOP1
 from tico_ssl.results.record import Result
 
+COST = "features"
 METRICS = (TOP1,)
 
 

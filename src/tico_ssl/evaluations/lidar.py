@@ -13,6 +13,7 @@ from tico_ssl.evaluations._representation.spectra import lidar
 from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
 
+COST = "head"
 METRICS = (Metric("*lidar", better="higher"), Metric("width", shown=False))
 
 

@@ -9,6 +9,7 @@ from tico_ssl.features.settings import LinearConfig as Config
 from tico_ssl.results.metrics import TOP1, TOP5, Metric
 from tico_ssl.results.record import Result
 
+COST = "features"
 METRICS = (TOP1, TOP5, Metric("weight_decay", shown=False))
 
 

@@ -17,12 +17,21 @@ from tico_ssl.data.source import Source
 from tico_ssl.evaluations._classification.settings import LinearSettings as Config
 from tico_ssl.evaluations._classification.training import Job, classes_of, train_classifier
 from tico_ssl.evaluations._context import Context
+from tico_ssl.evaluations._estimate import Work
 from tico_ssl.features.scores import top_accuracies
 from tico_ssl.results.metrics import TOP1, TOP5, Metric
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime.randomness import generator
 
+COST = "head"
 METRICS = (TOP1, TOP5, Metric("lr", shown=False))
+
+
+def work(context: Context, config: Config) -> Work:
+    """Images pass through each frozen backbone; what the classifier adds is little."""
+    context.labels()
+    kept = len(context.train) - _number_held_out(len(context.train), config)
+    return Work(frozen=config.images_seen(kept)).times(len(context.backbones))
 
 
 def run(context: Context, config: Config) -> Result:
@@ -66,6 +75,10 @@ def _measure(context: Context, config: Config, name: str, title: str, place: Pat
 
 def _held_out(count: int, config: Config) -> tuple[Tensor, Tensor]:
     """Indices of the images to train on, and of those that choose the learning rate if there are several."""
-    number = min(config.held_out, max(1, count // 10)) if len(config.lrs) > 1 else 0
+    number = _number_held_out(count, config)
     order = torch.randperm(count, generator=generator(config.seed, "probe", 2))
     return order[number:].sort().values, order[:number].sort().values
+
+
+def _number_held_out(count: int, config: Config) -> int:
+    return min(config.held_out, max(1, count // 10)) if len(config.lrs) > 1 else 0

@@ -14,6 +14,7 @@ from tico_ssl.features.neighbours import nearest
 from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
 
+COST = "head"
 METRICS = (Metric("same_image", "%", better="higher"), Metric("kept_neighbours_k*", "%", better="higher"))
 
 

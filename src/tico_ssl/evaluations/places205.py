@@ -9,6 +9,7 @@ from tico_ssl.evaluations._classification.settings import Positive, Rate
 from tico_ssl.evaluations._classification.transfer import TransferSettings
 from tico_ssl.results.metrics import TOP1, TOP5, Metric
 
+COST = "head"
 METRICS = (TOP1, TOP5, Metric("lr", shown=False))
 NOT_IN_ALL = "its schedule is for one data set; ask for it by name"
 
@@ -17,7 +18,7 @@ class Config(TransferSettings):
     """The paper's settings for Places-205."""
 
     epochs: Positive = 14
-    """Epochs over the training images."""
+    """Epochs over the training images; see `least_steps` for small data."""
     lrs: Annotated[tuple[Rate, ...], Field(min_length=1, strict=False)] = (0.05,)
     """Learning rates for this batch size."""
     decay_at: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(strict=False)] = (
@@ -30,4 +31,4 @@ class Config(TransferSettings):
     """schedule=steps: factor of each fall."""
 
 
-run = linear_augmented.run
+run, work = linear_augmented.run, linear_augmented.work

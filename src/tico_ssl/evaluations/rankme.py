@@ -12,6 +12,7 @@ from tico_ssl.evaluations._representation.spectra import rankme
 from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
 
+COST = "features"
 METRICS = (Metric("*rankme", better="higher"), Metric("width", shown=False))
 
 

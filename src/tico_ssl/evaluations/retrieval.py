@@ -18,6 +18,7 @@ from tico_ssl.runtime.progress import track
 
 SIMILARITIES = 2**24  # in memory at a time
 
+COST = "features"
 METRICS = (
     Metric("map*", "%", better="higher", verdict=True),
     Metric("precision_at_*", "%", better="higher"),

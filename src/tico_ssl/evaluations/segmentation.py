@@ -12,6 +12,7 @@ from tico_ssl.evaluations._detection.settings import Positive, Settings, Side
 from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Result
 
+COST = "network"
 METRICS = (
     Metric("box_ap*", "%", better="higher", verdict=True),
     Metric("mask_ap*", "%", better="higher"),
@@ -27,8 +28,11 @@ class Config(Settings):
 
     c4_defaults: ClassVar[dict[str, Any]] = {"lr": 0.02, "iterations": 180_000}  # coco_R_50_C4_2x_moco.yaml
 
+    published_images: ClassVar[int] = 100_000  # COCO's train2017 has 117,266 with objects
+
     iterations: Positive = 90_000
-    """Training steps (c4: 180,000, MoCo's 2x schedule; its 1x has 90,000)."""
+    """Training steps (c4: 180,000, MoCo's 2x schedule; its 1x has 90,000). The default is for COCO; a folder of N <
+    100,000 images gets sqrt(N / 100,000) of it, and of the warm-up."""
     lr: Annotated[float, Field(gt=0)] = 0.08
     """Learning rate at this batch size (c4: 0.02); with SGD, scale both together."""
     decay_at: Annotated[tuple[float, ...], Field(strict=False)] = (6 / 9, 8 / 9)

@@ -13,10 +13,12 @@ from tico_ssl.evaluations._classification.fine_tuning import fine_tuned
 from tico_ssl.evaluations._classification.settings import FineTuning, Positive, Rate
 from tico_ssl.evaluations._classification.subsets import listed, share_of_each
 from tico_ssl.evaluations._context import Context
+from tico_ssl.evaluations._estimate import Work
 from tico_ssl.results.metrics import TOP1, TOP5
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.results.statistics import mean_and_deviation
 
+COST = "network"
 METRICS = (TOP1, TOP5)
 
 
@@ -30,13 +32,21 @@ class Config(FineTuning):
     draws: Positive = 1
     """Subsets per fraction; mean and standard deviation are reported."""
     epochs: Positive = 20
-    """Epochs over the subset."""
+    """Epochs over the subset; see `least_steps` for small ones."""
     schedule: Literal["cosine", "steps"] = "steps"
     """Decay of the learning rates: cosine (to zero) or steps."""
     lr_backbone: Rate = 0.002
     """Learning rate of the backbone at this batch size."""
     lr_head: Rate = 0.5
     """Learning rate of the classifier at this batch size."""
+
+
+def work(context: Context, config: Config) -> Work:
+    """Every backbone is trained on every subset, and tested."""
+    labels, _ = context.labels()
+    subsets = [places for draws in _subsets(context, config, labels).values() for places in draws]
+    seen = sum(config.images_seen(len(places)) for places in subsets)
+    return Work(len(subsets) * len(context.test), seen).times(len(context.backbones))
 
 
 def run(context: Context, config: Config) -> Result:

@@ -14,6 +14,7 @@ from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime.progress import say
 
+COST = "features"
 METRICS = (Metric("*largest_share", "%"), Metric("*"))
 
 

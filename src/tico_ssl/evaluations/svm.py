@@ -30,6 +30,7 @@ from tico_ssl.runtime.progress import say, track
 
 PRESENT, HARD, ABSENT = 1, 0, -1
 
+COST = "head"
 METRICS = (Metric("map", "%", better="higher", verdict=True), TOP1)
 
 

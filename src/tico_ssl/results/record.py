@@ -26,6 +26,8 @@ class Result:
     seed: int
     numbers: dict[str, Numbers]
     seconds: float
+    images: str | None = None
+    """Digest of the images, by which a result is known that already exists; None: unknown."""
 
 
 def is_result(line: Line) -> bool:

@@ -62,6 +62,11 @@ class Run:
         return self.folder / "results.jsonl"
 
     @property
+    def quick_results_file(self) -> Path:
+        """Results of a quick look, on some of the images: apart, so that they are never taken for whole ones."""
+        return self.folder / "quick_results.jsonl"
+
+    @property
     def checkpoint_file(self) -> Path:
         return self.folder / "checkpoints" / "last.pt"
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tico_ssl.results.metrics import Measurement, measurements
-from tico_ssl.results.record import Result
+from tico_ssl.results.record import Result, duration
 from tico_ssl.results.verdict import verdict
 from tico_ssl.runtime.progress import console
 
@@ -65,7 +65,17 @@ def _difference(found: Measurement) -> str:
 
 def _title(result: Result) -> str:
     data = result.data
-    return f"{data['source']}: {data['train']:,} training and {data['test']:,} test images ({data['split']})"
+    images = f"{data['train']:,} training and {data['test']:,} test images ({data['split']})"
+    return f"{data['source']}: {'a quick look at ' if data.get('quick') else ''}{images}"
+
+
+def in_a_line(result: Result) -> str:
+    """The first metric of a result."""
+    took = f" ({duration(result.seconds)})"
+    if not (shown := measurements(result.protocol, result.numbers)):
+        return f"{result.protocol}: done{took}"
+    values = ", ".join(f"{name} {shown[0].text(name)}" for name in shown[0].values)
+    return f"{result.protocol}: {shown[0].title} {values}{took}"
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int]) -> None:

@@ -11,7 +11,7 @@ from typing import IO
 
 from tico_ssl.config.study import Study, expand, jobs, load_study
 from tico_ssl.evaluations._context import open_context
-from tico_ssl.evaluations._evaluate import evaluate_with
+from tico_ssl.evaluations._single import evaluate_with
 from tico_ssl.results.run_folder import Run
 from tico_ssl.results.study_state import study_file, unevaluated
 from tico_ssl.runtime.errors import Interrupted, UserError, one_line

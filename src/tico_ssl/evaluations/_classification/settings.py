@@ -1,6 +1,7 @@
 """Settings of a classifier's training; every protocol has its own values. Nothing here imports torch."""
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -10,17 +11,20 @@ from tico_ssl.optim.schedules import step_decay, warmup_cosine
 
 Positive = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
+ENOUGH_STEPS = 1_000  # 20 epochs of 1 % of ImageNet, the smallest data of a published schedule
+SMALLEST_BATCH = 16  # that little data are given by default, for the sake of BatchNorm
 
 
 class Settings(Section):
     """Schedule, batch, optimiser and augmentation."""
 
     epochs: Positive = 80
-    """Epochs over the training images."""
-    least_steps: Annotated[int, Field(ge=0)] = 1_000
-    """Small data get more epochs, up to this number of steps (20 epochs of 1 % of ImageNet)."""
+    """Epochs over the training images. The default is for the original's data; small data may get more."""
+    least_steps: Annotated[int, Field(ge=0)] | None = None
+    """Steps, at least. null: data whose epochs make fewer than 1,000 get smaller batches, down to 16 images, and then
+    more epochs. If epochs or batch_size are given, the default is 0: nothing is adapted."""
     batch_size: Annotated[int, Field(ge=2)] = 256
-    """Images per step, over all processes; at most the size of the data."""
+    """Images per step, over all processes; at most the size of the data. Small data may get fewer by default."""
     schedule: Literal["cosine", "steps"] = "cosine"
     """Decay of the learning rates: cosine (to zero) or steps."""
     decay_at: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(strict=False)] = (0.6, 0.8)
@@ -44,6 +48,12 @@ class Settings(Section):
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of everything random: subsets, order, crops, initial weights of the classifier."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _exactly_as_given(cls, given: Any) -> Any:
+        chosen = isinstance(given, dict) and not given.keys().isdisjoint(("epochs", "batch_size"))
+        return {"least_steps": 0, **given} if chosen else given
+
     @model_validator(mode="after")
     def _consistent(self) -> "Settings":
         if self.nesterov and self.momentum == 0:
@@ -56,9 +66,27 @@ class Settings(Section):
         crop = {"crop_scale": self.crop_scale, "crop_ratio": self.crop_ratio, "flip": self.flip}
         return ViewPolicy(**crop, jitter=0.0, greyscale=0.0)  # type: ignore[arg-type]
 
+    def batch_of(self, images: int, processes: int = 1) -> int:
+        """Images per step: at most all, and divisible by the number of processes. By default so few that the epochs
+        make enough steps."""
+        size = min(self.batch_size, images)
+        if self.least_steps is None:
+            size = min(size, max(SMALLEST_BATCH, 2 * processes, self.epochs * images // ENOUGH_STEPS))
+        return size // processes * processes
+
     def epochs_of(self, steps_per_epoch: int) -> int:
-        """The number of epochs, given the steps per epoch."""
+        """The number of epochs, given the steps per epoch. Where the smallest batches make too few steps, their number
+        is the geometric mean of those and of enough: little data are neither seen too briefly nor all too often."""
+        if self.least_steps is None:
+            return max(self.epochs, round(math.sqrt(ENOUGH_STEPS * self.epochs / steps_per_epoch)))
         return max(self.epochs, -(-self.least_steps // steps_per_epoch))
+
+    def images_seen(self, images: int) -> int:
+        """Images of all steps of a training, each as often as it is seen; none are too few to train on."""
+        if (batch := self.batch_of(images)) == 0:
+            return 0
+        steps_per_epoch = images // batch
+        return self.epochs_of(steps_per_epoch) * steps_per_epoch * batch
 
     def share_of_rate(self, step: int, steps: int) -> float:
         """Factor of the learning rates at a step."""
@@ -71,7 +99,7 @@ class LinearSettings(Settings):
     """A linear classifier on a frozen backbone: the paper's settings for ImageNet."""
 
     batch_size: Annotated[int, Field(ge=2)] = 1024
-    """Images per step, over all processes; at most the size of the data."""
+    """Images per step, over all processes; at most the size of the data. Small data may get fewer by default."""
     lrs: Annotated[tuple[Rate, ...], Field(min_length=1, strict=False)] = (0.4,)
     """Learning rates at this batch size. BYOL tries 0.4, 0.3, 0.2, 0.1 and 0.05."""
     held_out: Positive = 10_009

@@ -207,9 +207,8 @@ def classes_of(train: Source, test: Source) -> int:
 
 
 def _batch_size(job: Job) -> int:
-    """The configured batch size, at most the size of the data, and divisible by the number of processes."""
     world = distributed.world_size()
-    size = min(job.settings.batch_size, len(job.train)) // world * world
+    size = job.settings.batch_of(len(job.train), world)
     if size < 2 * world:
         raise UserError(f"{job.name}: {len(job.train)} training image(s) are too few")
     return size

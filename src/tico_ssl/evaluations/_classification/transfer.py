@@ -12,7 +12,7 @@ class TransferSettings(LinearSettings):
     """Shared by these schedules. The paper does not give the batch size; this is its predecessors'."""
 
     batch_size: Annotated[int, Field(ge=2)] = 256
-    """Images per step, over all processes; at most the size of the data."""
+    """Images per step, over all processes; at most the size of the data. Small data may get fewer by default."""
     schedule: Literal["cosine", "steps"] = "steps"
     """Decay of the learning rates: cosine (to zero) or steps."""
     nesterov: bool = False

@@ -13,6 +13,7 @@ import torch
 
 from tico_ssl.data.given import Given, as_source
 from tico_ssl.evaluations._detection.outlines import coco_tools
+from tico_ssl.evaluations._detection.pictures import Pictures
 from tico_ssl.evaluations._detection.settings import RESULTLESS, Settings
 from tico_ssl.evaluations._detection.splits import Splits, open_pictures
 from tico_ssl.evaluations._detection.training import Job, train
@@ -58,6 +59,7 @@ def compare(context: PictureContext, settings: Settings, masks: bool) -> Result:
         coco_tools()
     if masks and not all(split.has_outlines for split in (splits.train, splits.test)):
         raise UserError(f"{context.source}: segmentation needs outlines of objects; there are none")
+    settings = scheduled(settings, splits.train)
     home = subject.home / context.protocol / _name(context, settings)
     if distributed.is_main():
         home.mkdir(parents=True, exist_ok=True)
@@ -84,6 +86,11 @@ def compare(context: PictureContext, settings: Settings, masks: bool) -> Result:
     written = settings.model_dump(mode="json")
     seconds = round(time.perf_counter() - begun, 2)
     return Result(context.protocol, written, data, subject.checkpoint, settings.seed, numbers, seconds)
+
+
+def scheduled(settings: Settings, train: Pictures) -> Settings:
+    """Settings for the number of images. VOC's layout holds VOC, which has its published schedule, whichever years."""
+    return settings.for_images(len(train)) if train.rule == "coco" else settings
 
 
 @contextmanager

@@ -1,10 +1,11 @@
 """Settings of detection and segmentation. The defaults are the paper's for VOC07+12; with C4, MoCo's."""
 
+import math
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
-from tico_ssl.config.section import Section
+from tico_ssl.config.section import Section, validate
 from tico_ssl.config.sections import Precision
 from tico_ssl.optim.schedules import step_decay
 
@@ -16,6 +17,7 @@ class Settings(Section):
     """Network, schedule and input of a detector; all its layers are trained."""
 
     c4_defaults: ClassVar[dict[str, Any]] = {"lr": 0.02, "warmup_iterations": 100}  # pascal_voc_R_50_C4_24k_moco.yaml
+    published_images: ClassVar[int] = 16_551  # VOC07+12, for which the number of iterations is
 
     neck: Literal["fpn", "c4"] = "fpn"
     """fpn: a feature pyramid over all four stages, as in the paper. c4: proposals from the third stage, the fourth as
@@ -23,7 +25,8 @@ class Settings(Section):
     neck_norm: bool = True
     """BatchNorm in the new layers: the pyramid's convolutions, or after the fourth stage (c4)."""
     iterations: Positive = 24_000
-    """Training steps."""
+    """Training steps. The default is for VOC; a COCO folder of N < 16,551 images gets sqrt(N / 16,551) of it and of the
+    warm-up."""
     batch_size: Positive = 16
     """Images per step, over all processes."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
@@ -75,11 +78,15 @@ class Settings(Section):
     workers: Positive | None = None
     """Processes that read images; by default one per processor, at most 16. Does not change results."""
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _moco_with_c4(cls, given: Any) -> Any:
+    def _moco_with_c4(cls, given: Any, handler: ModelWrapValidatorHandler["Settings"]) -> "Settings":
         """The defaults depend on the neck: the learning rates of the two protocols differ by a factor of up to 7.5."""
-        return {**cls.c4_defaults, **given} if isinstance(given, dict) and given.get("neck") == "c4" else given
+        if not (isinstance(given, dict) and given.get("neck") == "c4"):
+            return handler(given)
+        settings = handler({**cls.c4_defaults, **given})
+        settings.model_fields_set.intersection_update(given)  # defaults are not given, these neither
+        return settings
 
     @model_validator(mode="after")
     def _consistent(self) -> "Settings":
@@ -94,6 +101,16 @@ class Settings(Section):
         if self.precision == "fp64":
             raise ValueError("detectors do not support precision fp64")
         return self
+
+    def for_images(self, images: int) -> "Settings":
+        """Iterations for fewer images than the published number: the geometric mean of as many and of as many epochs.
+        What is given stays."""
+        share = math.sqrt(min(1.0, images / self.published_images))
+        scaled = {name: max(1, round(share * getattr(self, name))) for name in ("iterations", "warmup_iterations")}
+        scaled = {} if share == 1 else {k: v for k, v in scaled.items() if k not in self.model_fields_set}
+        if "iterations" not in scaled:
+            return self
+        return validate(type(self), self.model_dump() | scaled, f"{images:,} images")
 
     def lr_at(self, step: int) -> float:
         """Learning rate of a step: linear warm-up times step decay."""
