@@ -18,6 +18,7 @@ from tico_ssl.evaluations._context import open_context
 from tico_ssl.evaluations._cost import COSTS, cheap_first, cost_of
 from tico_ssl.evaluations._estimate import Pace, Work, measure_pace
 from tico_ssl.evaluations._evaluate import evaluate_all
+from tico_ssl.features.lazy import LazyBackbones
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import save_backbone
 from tico_ssl.results.finished import finished
@@ -221,7 +222,7 @@ def test_work_is_what_is_done(here, monkeypatch):
         training.Classifier, "forward", lambda self, batch: seen.append(len(batch.views[0])) or real(self, batch)
     )
     context = open_context("b.safetensors", "x.npz")
-    context = replace(context, backbones={"trained": context.backbones["trained"]})
+    context = replace(context, backbones=LazyBackbones({"trained": context.backbones["trained"]}))
     short = {"epochs": 2, "batch_size": 9, "precision": "fp32"}
     for module, more in (
         (fine_tune, {}),
