@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import metadata
 from unittest import mock
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+import tico_ssl
 from tico_ssl.cli import app, main
 from tico_ssl.config.recipe import load_recipe, packaged_recipes
 from tico_ssl.config.sections import BackboneConfig
@@ -111,6 +113,18 @@ def test_every_verb_has_help(tico, verb):
     assert len(text.splitlines()) > 5
     commands = {command.name or command.callback.__name__.rstrip("_"): command for command in app.registered_commands}
     assert commands[verb].callback.__doc__.splitlines()[0].rstrip(".").split("`")[0] in " ".join(text.split())
+
+
+def test_the_version_is_said(tico):
+    assert tico("--version") == f"tico-ssl {tico_ssl.__version__}\n"
+    assert tico_ssl.__version__ == metadata.version("tico-ssl")
+    assert {"pretrain", "evaluate", "load_backbone", "__version__"} <= set(dir(tico_ssl))
+
+
+def test_frequent_settings_are_options_too(here):
+    words = ["pretrain", "demo", "--epochs", "0", "--batch-size", "8"]
+    assert "training.epochs" in error_of(*words)
+    assert "training.epochs is given twice: 3 and 4" in error_of("pretrain", "training.epochs=3", "--epochs", "4")
 
 
 def test_a_command_is_needed():

@@ -101,13 +101,15 @@ def test_a_format_can_be_named(tmp_path):
     assert recognise(str(tmp_path / "folder:odd"))[0] == "folder"
 
 
-def test_a_name_means_the_same_whatever_folders_are_called(tmp_path, monkeypatch):
+def test_a_folder_that_is_there_wins_over_a_data_set_of_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, wnid in (("imagenet", "n01440764"), ("textures", "n01443537")):
-        picture(tmp_path / name / "train" / wnid / "1.png")
-    assert recognise("imagenet")[0] == "torchvision"
-    assert recognise("textures")[0] == "textures"
-    assert recognise("./imagenet")[0] == "imagenet"
+    before = [recognise(name)[0] for name in ("imagenet", "textures", "cifar10")]
+    assert before == ["torchvision", "textures", "torchvision"]
+    picture(tmp_path / "imagenet" / "train" / "n01440764" / "1.png")
+    picture(tmp_path / "textures" / "1.png")
+    assert [recognise(name)[0] for name in ("imagenet", "textures", "cifar10")] == ["imagenet", "folder", "torchvision"]
+    assert recognise("textures:textures") == ("textures", "textures")
+    assert recognise("torchvision:imagenet") == ("torchvision", "imagenet")
     assert set(names()) >= {"textures", "cifar10", "imagenet"}
 
 

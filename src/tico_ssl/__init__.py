@@ -1,5 +1,6 @@
 """TiCo: self-supervised pretraining of vision backbones, from a folder of images to an evaluated model."""
 
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from tico_ssl.runtime import lazy
@@ -14,10 +15,16 @@ if TYPE_CHECKING:
     from tico_ssl.studies import study
     from tico_ssl.training.start import pretrain
 
+try:
+    __version__ = version("tico-ssl")
+except PackageNotFoundError:  # a copy of the folder that was never installed
+    __version__ = "unknown"
+
 __all__ = [
     "LARS",
     "TiCo",
     "TiCoLoss",
+    "__version__",
     "embed",
     "evaluate",
     "export",
@@ -42,3 +49,7 @@ __getattr__ = lazy.attributes(
         "tico_loss": "methods.tico",
     },
 )
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

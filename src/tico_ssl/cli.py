@@ -19,6 +19,24 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        from tico_ssl import __version__
+
+        typer.echo(f"tico-ssl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 data_app = typer.Typer(help="Preview, check and pack images; verify a packed file.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
@@ -49,6 +67,9 @@ def pretrain(
     find_batch: Annotated[
         bool, typer.Option("--find-batch", help="Find the largest batch that fits on the GPU, and train nothing.")
     ] = False,
+    epochs: Annotated[int | None, typer.Option(help="As training.epochs=...")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="As training.batch_size=...")] = None,
+    image_size: Annotated[int | None, typer.Option(help="As data.image_size=..., in pixels.")] = None,
 ) -> None:
     """Pretrain a backbone. Without arguments: recipe `demo` on synthetic textures, minutes on a CPU."""
     from tico_ssl.runtime.progress import is_main, say
@@ -56,6 +77,10 @@ def pretrain(
     from tico_ssl.training.start import pretrain as train
 
     recipe, changes = _split(words or [])
+    plain = {"training.epochs": epochs, "training.batch_size": batch_size, "data.image_size": image_size}
+    for key, value in plain.items():
+        if value is not None and changes.setdefault(key, value) != value:
+            raise UserError(f"{key} is given twice: {changes[key]} and {value}")
     if find_batch:
         for line in find(recipe or "demo", data, changes):
             say(line)

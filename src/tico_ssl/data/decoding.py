@@ -117,7 +117,7 @@ def _fits(pixels: int, bytes: int) -> bool:
 def pixels(image: Image.Image, channels: int = 3) -> Tensor:
     """A Pillow image as uint8 (channels, height, width)."""
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
-        image = Image.fromarray(_eight_bits(np.asarray(image)))  # Pillow would clip these, not scale them
+        image = Image.fromarray(eight_bits(np.asarray(image)))  # Pillow would clip these, not scale them
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         image = image if image.mode == "RGBA" else image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -167,7 +167,7 @@ def jpeg_frame(data: bytes) -> tuple[int, int, int] | None:
     return None
 
 
-def _eight_bits(array: np.ndarray) -> np.ndarray:
+def eight_bits(array: np.ndarray) -> np.ndarray:
     """Values scaled to eight bits by their dtype and range: 0..1, 0..255, 0..65535, or 0 to the maximum."""
     if array.dtype == np.uint8:
         return array
@@ -199,7 +199,7 @@ def _many_channels(source: Path | bytes, channels: int, name: str) -> Tensor:
         raise BadImage(name, f"shape {array.shape} has no first or last axis of {channels} channels")
     if array.shape[0] != channels:
         array = array.transpose(2, 0, 1)
-    return torch.from_numpy(np.ascontiguousarray(_eight_bits(array)))
+    return torch.from_numpy(np.ascontiguousarray(eight_bits(array)))
 
 
 def _read_tiff(data: bytes, channels: int, name: str) -> np.ndarray:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tico_ssl.config.sections import BACKBONE_LIBRARIES, IMAGENET_MEAN, IMAGENET_STD, BackboneConfig
+from tico_ssl.data.images import ImageLike, as_images
 from tico_ssl.networks import weight_standardisation
 from tico_ssl.networks.blocks import residual_blocks
 from tico_ssl.runtime.errors import UserError, suggestion
@@ -48,9 +49,12 @@ class Backbone(nn.Module):
         features = [self.network(view) for view in images.chunk(views)]
         return features[0] if views == 1 else torch.cat(features)
 
-    def preprocess(self, images: Tensor | Sequence[Tensor]) -> Tensor:
-        """Network input from uint8 images of any size: centre crop, bicubic resize, normalisation."""
-        return operations.normalise(centre_crop(images, self.image_size), self.mean, self.std)
+    def preprocess(self, images: ImageLike | Sequence[ImageLike]) -> Tensor:
+        """Network input (N, C, size, size) from images of any size: centre crop, bicubic resize, normalisation. An
+        image is a path, a Pillow image, a uint8 array (H, W, C) or a uint8 tensor (C, H, W); one of them, a list, or a
+        batch of one size."""
+        ready = as_images(images, self.config.channels)
+        return operations.normalise(centre_crop(ready, self.image_size), self.mean, self.std)
 
 
 def each(modules: Iterable[nn.Module], views: Sequence[Tensor]) -> tuple[Tensor, ...]:

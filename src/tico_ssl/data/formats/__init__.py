@@ -35,7 +35,10 @@ def _recognise(source: str) -> tuple[str, str]:
         if not catalogue.declaration(KIND, given, "matches")(place):
             raise UserError(f"data.source '{source}': the format '{given}' does not read '{place}'")
         return given, place
+    here = Path(source).expanduser().exists()
     for name in sorted(catalogue.entries(KIND), key=lambda name: (_declared(name, "RANK", 0), name)):
+        if here and source in _declared(name, "NAMES", ()):
+            continue  # what is there wins over a data set of the same name
         if _declared(name, "matches")(source):
             return name, source
     raise UserError(_unread(source))

@@ -1,0 +1,50 @@
+"""Images as people have them: paths, Pillow images, arrays and tensors, one or many."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from tico_ssl.data.decoding import decode, eight_bits, pixels
+from tico_ssl.runtime.errors import UserError
+
+ImageLike = Tensor | np.ndarray | Image.Image | str | Path
+"""One image, or a batch of them as one tensor (N, C, H, W) or array (N, H, W, C)."""
+
+
+def as_images(given: ImageLike | Sequence[ImageLike], channels: int) -> Tensor | list[Tensor]:
+    """A batch (N, C, H, W) as it is, or a list of images (C, H, W) of any sizes. Tensors have their channels first and
+    arrays last, unless only the other way has the right number of them; arrays that are not uint8 are scaled to it."""
+    if isinstance(given, np.ndarray) and given.ndim == 4:
+        given = list(given)
+    if isinstance(given, Tensor) and given.ndim == 4:
+        return given
+    if isinstance(given, Tensor | np.ndarray | Image.Image | str | Path):
+        given = [given]
+    return [_one(image, channels) for image in given]
+
+
+def _one(image: ImageLike, channels: int) -> Tensor:
+    if isinstance(image, str | Path):
+        return decode(Path(image).expanduser(), channels)
+    if isinstance(image, Image.Image):
+        return pixels(ImageOps.exif_transpose(image), channels)
+    if isinstance(image, np.ndarray):
+        array = image if image.ndim == 3 else image[..., None]
+        last = array.shape[-1] in (channels, 1)
+        return _with_channels(torch.from_numpy(eight_bits(array).copy()), channels, last)
+    if isinstance(image, Tensor):
+        tensor = image if image.ndim == 3 else image[None]
+        return _with_channels(tensor, channels, last=tensor.shape[0] not in (channels, 1))
+    raise UserError(f"an image is a path, a Pillow image, an array or a tensor, not {type(image).__name__}")
+
+
+def _with_channels(image: Tensor, channels: int, last: bool) -> Tensor:
+    """An image (C, H, W) of the right number of channels; grey ones are repeated."""
+    first = image.permute(2, 0, 1) if last and image.ndim == 3 else image
+    if first.ndim != 3 or first.shape[0] not in (channels, 1) or 0 in first.shape:
+        raise UserError(f"an image of shape {tuple(image.shape)}: {channels} channels are needed, first or last")
+    return first.expand(channels, -1, -1)

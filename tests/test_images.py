@@ -1,0 +1,87 @@
+"""Whatever an image is given as, the network sees the same."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tico_ssl.config.sections import BackboneConfig
+from tico_ssl.data.images import as_images
+from tico_ssl.networks.backbones import build_backbone
+from tico_ssl.runtime.errors import UserError
+
+
+def noise(height=20, width=30, channels=3):
+    shape = (height, width) if channels == 1 else (height, width, channels)
+    return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+
+
+@pytest.fixture(scope="module")
+def backbone():
+    return build_backbone(BackboneConfig(name="tico/resnet10-w2"), 16)
+
+
+def test_every_form_of_an_image_is_the_same_image(backbone, tmp_path):
+    array = noise()
+    path = tmp_path / "a.png"
+    Image.fromarray(array).save(path)
+    tensor = torch.from_numpy(array).permute(2, 0, 1)
+    expected = backbone.preprocess([tensor])
+    assert expected.shape == (1, 3, 16, 16)
+    for form in (array, tensor, array.transpose(2, 0, 1), torch.from_numpy(array), Image.open(path), path, str(path)):
+        assert torch.equal(backbone.preprocess(form), expected)
+        assert torch.equal(backbone.preprocess([form, form]), torch.cat([expected, expected]))
+    assert torch.equal(backbone.preprocess((path, array)), torch.cat([expected, expected]))
+    batches = (np.stack([array, array]), torch.stack([tensor, tensor]))
+    assert torch.equal(backbone.preprocess(batches[0]), torch.cat([expected, expected]))
+    torch.testing.assert_close(backbone.preprocess(batches[1]), torch.cat([expected, expected]), rtol=0, atol=0.05)
+
+
+def test_orientation_and_transparency_are_as_in_files(backbone, tmp_path):
+    image = Image.fromarray(noise(20, 30, 4), "RGBA")
+    image.save(tmp_path / "a.png")
+    assert torch.equal(backbone.preprocess(image), backbone.preprocess(tmp_path / "a.png"))
+    turned = Image.fromarray(noise())
+    turned.getexif()[0x0112] = 6
+    turned.save(tmp_path / "b.jpg", quality=100, exif=turned.getexif())
+    opened = Image.open(tmp_path / "b.jpg")
+    assert torch.equal(backbone.preprocess(opened), backbone.preprocess(tmp_path / "b.jpg"))
+    assert as_images(opened, 3)[0].shape == (3, 30, 20)
+
+
+def test_grey_images_have_their_value_in_every_channel(backbone):
+    grey = noise(channels=1)
+    expected = backbone.preprocess(np.stack([grey] * 3, axis=-1))
+    for form in (grey, grey[..., None], torch.from_numpy(grey), torch.from_numpy(grey)[None], Image.fromarray(grey)):
+        assert torch.equal(backbone.preprocess(form), expected)
+
+
+def test_arrays_of_other_types_are_scaled_as_files_are(backbone):
+    array = noise()
+    for form in (array / 255, array.astype(np.uint16) * 257):
+        assert torch.equal(backbone.preprocess(form), backbone.preprocess(array))
+
+
+@pytest.mark.parametrize(
+    "wrong", [3, None, {"a": 1}, np.zeros((4, 5, 7), np.uint8), torch.zeros(2), np.zeros((0, 5, 3))]
+)
+def test_what_is_no_image_is_one_line(backbone, wrong):
+    with pytest.raises(UserError, match=r"an image is a path|channels are needed"):
+        backbone.preprocess([wrong])
+
+
+def test_a_missing_file_is_named(backbone, tmp_path):
+    with pytest.raises(UserError, match=r"gone\.jpg"):
+        backbone.preprocess(tmp_path / "gone.jpg")
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 40), st.sampled_from([1, 3, 4]), st.booleans())
+def test_shapes_are_kept(height, width, channels, first):
+    array = np.zeros((height, width, channels), np.uint8)
+    given = torch.from_numpy(array).permute(2, 0, 1) if first else array
+    ambiguous = not first and height == channels and width != channels
+    (found,) = as_images(given, channels)
+    assert found.shape == (channels, height, width) or ambiguous
