@@ -1,0 +1,37 @@
+"""The command line: each verb a thin call of a public function."""
+
+import os
+import sys
+
+from tico_ssl.cli import computing, images, looking
+from tico_ssl.cli._app import app
+from tico_ssl.runtime.errors import UserError, one_line
+
+__all__ = ["app", "main"]
+
+
+def main() -> None:
+    """Run a command; what a user can put right is one line on stderr and exit code 2, or 3 for a training that became
+    NaN."""
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # `tico list | head`
+        _silence()
+        sys.exit(1)
+    except Exception as error:
+        if (line := one_line(error)) is None:
+            raise
+        sys.stderr.write(f"error: {line}\n")
+        _silence()
+        sys.exit(getattr(error, "exit_code", UserError.exit_code))
+
+
+def _silence() -> None:
+    """What could not be printed is not tried again when Python ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,67 @@
+"""The application that verbs are added to, and what several of them take."""
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+
+from tico_ssl.runtime.errors import UserError
+
+app = typer.Typer(
+    help="Self-supervised pretraining of vision backbones with TiCo, from a folder of images to an evaluated model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        from tico_ssl import __version__
+
+        typer.echo(f"tico-ssl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or a backbone .safetensors file.")]
+DATA_FORMS = "A folder, packed file, tar shards, parquet or a name (`tico list data`)"
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        help=f"{DATA_FORMS}; by default the data of the recipe or run. Repeatable.",
+    ),
+]
+BF16Option = Annotated[bool, typer.Option("--bf16", help="Compute frozen features in bf16: faster, less exact.")]
+RECIPE_WORDS = "[RECIPE] [KEY=VALUE ...]"
+SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="Images, as for --data.")]
+
+
+def exit_code(stop: KeyboardInterrupt) -> int:
+    """130 after Ctrl-C, 143 after SIGTERM."""
+    return int(getattr(stop, "exit_code", 130))
+
+
+def split_words(words: list[str]) -> tuple[str | None, dict[str, Any]]:
+    """The recipe, which has no '=' in it, and the overrides."""
+    names = [word for word in words if "=" not in word]
+    if len(names) > 1:
+        raise UserError(f"expected one recipe, got {', '.join(names)}; overrides are written key=value")
+    return (names[0] if names else None), changes_of(word for word in words if "=" in word)
+
+
+def changes_of(words: Iterable[str]) -> dict[str, Any]:
+    """Overrides by key; the last one for a key counts."""
+    from tico_ssl.config.recipe import parse_override
+
+    return dict(parse_override(word) for word in words)

@@ -1,0 +1,239 @@
+"""Verbs that compute: pretrain, replay, evaluate, embed, export, study, bench."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tico_ssl.cli._app import (
+    DATA_FORMS,
+    RECIPE_WORDS,
+    BF16Option,
+    DataOption,
+    RunArgument,
+    app,
+    changes_of,
+    exit_code,
+    split_words,
+)
+from tico_ssl.runtime.errors import UserError
+
+
+@app.command()
+def pretrain(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar=RECIPE_WORDS, help="A packaged recipe or YAML file, by default demo; then overrides."),
+    ] = None,
+    data: DataOption = None,
+    out: Annotated[str | None, typer.Option(help="Run folder; by default runs/ and the recipe's name.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run if it exists, else start it.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run if it exists.")] = False,
+    find_batch: Annotated[
+        bool, typer.Option("--find-batch", help="Find the largest batch that fits on the GPU, and train nothing.")
+    ] = False,
+    epochs: Annotated[int | None, typer.Option(help="As training.epochs=...")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="As training.batch_size=...")] = None,
+    image_size: Annotated[int | None, typer.Option(help="As data.image_size=..., in pixels.")] = None,
+) -> None:
+    """Pretrain a backbone. Without arguments: recipe `demo` on synthetic textures, minutes on a CPU."""
+    from tico_ssl.runtime.progress import is_main, say
+    from tico_ssl.training.start import find_batch as find
+    from tico_ssl.training.start import pretrain as train
+
+    recipe, changes = split_words(words or [])
+    plain = {"training.epochs": epochs, "training.batch_size": batch_size, "data.image_size": image_size}
+    for key, value in plain.items():
+        if value is not None and changes.setdefault(key, value) != value:
+            raise UserError(f"{key} is given twice: {changes[key]} and {value}")
+    if find_batch:
+        for line in find(recipe or "demo", data, changes):
+            say(line)
+        return
+    try:
+        run = train(recipe or "demo", data, out, changes, resume, overwrite)
+    except KeyboardInterrupt as stop:
+        say(str(stop) or "stopped; --resume continues from the last checkpoint")
+        raise typer.Exit(exit_code(stop)) from stop
+    if not is_main():
+        return
+    say(f"\nlook at    {run.folder}/views.png, {run.folder}/metrics.jsonl, tensorboard --logdir {run.folder}")
+    say(f"backbone   {run.backbone_file}")
+    labelled = any("knn" in key for line in run.metrics() for key in line)
+    say(f"next       tico evaluate {run.folder} {'knn linear rankme' if labelled else 'rankme'}")
+
+
+@app.command()
+def replay(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder whose training stopped at NaN.")],
+) -> None:
+    """Carry out again the step at which a training became NaN. Says where it began, why, and what to try."""
+    from tico_ssl.runtime.progress import say
+    from tico_ssl.training.start import replay as explain
+
+    for line in explain(run):
+        say(line)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="A run folder, a backbone file, or a model: torchvision/resnet50."),
+    ],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="PROTOCOL... [KEY=VALUE ...]",
+            help="`tico list evaluations`, or all; then overrides of settings.",
+        ),
+    ] = None,
+    data: DataOption = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Weights of a model by name (.safetensors, .pth); by default random."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A first look: protocols that need features only, on some of the images.")
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="With `all`: also protocols that already have this result.")
+    ] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Compute everything again, and cache nothing.")] = False,
+    bf16: BF16Option = False,
+) -> None:
+    """Evaluate a backbone beside an untrained one. `all`: by every protocol that the data allow, cheap ones first."""
+    from tico_ssl.evaluations._evaluate import ALL, evaluate_all, imported
+    from tico_ssl.evaluations._single import NotSaved
+    from tico_ssl.features.homes import home_of, is_model_name
+    from tico_ssl.results.run_folder import Run
+    from tico_ssl.results.table import print_results
+    from tico_ssl.runtime.progress import is_main, say
+
+    protocols = [word for word in words or [] if "=" not in word] or ([ALL] if quick else [])
+    if not protocols:
+        raise typer.BadParameter("which protocol? See `tico list evaluations`")
+    overrides = changes_of(word for word in words or [] if "=" in word)
+    try:
+        subject = run if weights is None else str(imported(run, weights, data))
+        cache, anew = not no_cache, again or no_cache
+        results, unsaved = evaluate_all(subject, protocols, data, overrides, cache, bf16, anew, quick), None
+    except NotSaved as error:
+        results, unsaved = error.results, error
+    except KeyboardInterrupt as stop:
+        say(str(stop) or "stopped; the same command continues")
+        raise typer.Exit(exit_code(stop)) from stop
+    if not is_main():
+        return
+    print_results(results)
+    if unsaved is not None:
+        raise unsaved
+    home = Run(home_of(subject))
+    say(f"\nresults    {home.quick_results_file if quick else home.results_file}")
+    if not is_model_name(subject):
+        say(f"use it     from tico_ssl import load_backbone; backbone = load_backbone({subject!r})")
+    if quick:
+        say(f"next       tico evaluate {subject} all{''.join(f' --data {place}' for place in data or [])}")
+    elif Path(subject).expanduser().is_dir():
+        say(f"next       tico report {subject}")
+
+
+@app.command()
+def embed(
+    run: RunArgument,
+    data: DataOption = None,
+    out: Annotated[str, typer.Option(help="File to write: .npz, .csv or .parquet.")] = "features.npz",
+    bf16: BF16Option = False,
+) -> None:
+    """Extract the features of images. They are written with file names and labels."""
+    from tico_ssl.features.embedding import embed as write
+    from tico_ssl.runtime.progress import say
+
+    say(f"wrote {write(run, data, out, bf16)}")
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    format: Annotated[str, typer.Argument(metavar="FORMAT", help="torchvision or timm (`tico list exporting`).")],
+    out: Annotated[str, typer.Option(help="File to write.")] = "backbone.pth",
+) -> None:
+    """Export the backbone to another library."""
+    from tico_ssl.exporting._writing import export_with_snippet
+    from tico_ssl.runtime.progress import say
+
+    snippet = export_with_snippet(run, format, out)
+    say(f"wrote {out}; to load it:\n\n{snippet}")
+
+
+@app.command()
+def study(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="STUDY [KEY=VALUE ...]", help="`tico list studies`, or a YAML file; then overrides."),
+    ],
+    data: DataOption = None,
+    out: Annotated[str | None, typer.Option(help="Folder of the study; by default runs/study-STUDY.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Run to carry out, repeatable; by default all.")] = None,
+    side_by_side: Annotated[
+        int | None, typer.Option(min=1, help="Parallel runs; by default 3 per GPU, or 1 per 4 CPU threads.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and their progress, and stop.")] = False,
+) -> None:
+    """Pretrain and evaluate many runs, and compare them in one table. The same command resumes."""
+    from tico_ssl.config.study import jobs
+    from tico_ssl.runtime.progress import say
+    from tico_ssl.studies import Workshop, table
+    from tico_ssl.studies import study as make
+
+    name, changes = split_words(words)
+    if name is None:
+        raise UserError("which study? See `tico list studies`")
+    if dry_run:
+        workshop = Workshop.open(name, data, out, changes)
+        workshop.show_plan(jobs(workshop.study, only))
+        return
+    try:
+        summary = make(name, data, out, changes, only or (), side_by_side)
+    except KeyboardInterrupt as stop:
+        say("stopped; the same command continues")
+        raise typer.Exit(exit_code(stop)) from stop
+    table.show(summary)
+    say(f"\nwrote      {summary.folder}/results.md, results.csv, results.json")
+    if summary.failures:
+        say(f"{len(summary.failures)} run(s) failed, see {summary.folder}/logs; the same command retries them")
+        raise typer.Exit(1)
+    say(f"next       tico evaluate {summary.folder}/RUN PROTOCOL")
+
+
+@app.command()
+def bench(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar=RECIPE_WORDS,
+            help="A packaged recipe or YAML file, by default demo, or cifar10/tico on a GPU; then overrides.",
+        ),
+    ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option("--data", help=f"{DATA_FORMS}; by default random images. Repeatable.")
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(help="Another library to time on the same work: lightly; by default none."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Approximate seconds per measurement.", min=0)] = 2.0,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Also time steps with torch.compile (takes minutes).")
+    ] = False,
+    out: Annotated[str | None, typer.Option(help="JSON file for the measurements; by default none.")] = None,
+    methods: Annotated[
+        bool, typer.Option("--methods", help="Also time a step of every method at this network and batch size.")
+    ] = False,
+) -> None:
+    """Measure training throughput. Also its upper bound (roofline) and the time of each stage."""
+    from tico_ssl.bench import bench as measure
+    from tico_ssl.bench.table import print_report
+
+    recipe, changes = split_words(words or [])
+    print_report(measure(recipe, data, changes, against, seconds, compiled, out, methods))

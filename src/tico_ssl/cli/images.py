@@ -1,0 +1,108 @@
+"""Verbs of images: data check, pack, verify, preview."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tico_ssl.cli._app import SourceArgument, app, changes_of
+from tico_ssl.runtime.printing import printable
+
+data_app = typer.Typer(help="Preview, check and pack images; verify a packed file.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+
+@data_app.command()
+def check(
+    source: SourceArgument,
+    channels: Annotated[int, typer.Option(help="Channels of the network's input.")] = 3,
+    workers: Annotated[int, typer.Option(help="Number of threads.", min=1, max=256)] = 4,
+    out: Annotated[
+        str | None, typer.Option(help="JSON lines file for all bad files; by default 20 are printed.")
+    ] = None,
+) -> None:
+    """Read every image: sizes, formats, duplicates and unreadable files. Exit code 1 if a file is bad."""
+    from tico_ssl.config.sections import DataConfig
+    from tico_ssl.data.checking import check as examine
+    from tico_ssl.data.sources import open_training
+    from tico_ssl.runtime.json_lines import write_json_lines
+    from tico_ssl.runtime.progress import say
+
+    opened = open_training(DataConfig(source=source), channels)
+    report = examine(opened, channels, workers, label="checking")
+    for line in report.lines():
+        say(line)
+    if out is not None:
+        path = Path(out).expanduser()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json_lines(path, ({"file": name, "reason": reason} for name, reason in report.bad))
+        say(f"wrote {out}")
+    for name, reason in report.bad[:20] if out is None else []:
+        say(f"  {name}: {reason}")
+    if out is None and len(report.bad) > 20:
+        say(f"  ... and {len(report.bad) - 20:,} more: --out bad_files.jsonl writes them all")
+    if report.bad:
+        raise typer.Exit(1)
+    say(f"next       tico pretrain --data {source}")
+
+
+@data_app.command()
+def pack(
+    source: SourceArgument,
+    out: Annotated[str, typer.Argument(metavar="OUT", help="File to write, *.tico.")],
+    size: Annotated[int, typer.Option(help="Shorter side in pixels.")] = 256,
+    jpeg: Annotated[
+        bool, typer.Option("--jpeg", help="Store whole images as JPEG instead of raw central squares.")
+    ] = False,
+    channels: Annotated[int, typer.Option(help="Number of image channels.")] = 3,
+    workers: Annotated[int, typer.Option(help="Number of threads.", min=1, max=256)] = 4,
+) -> None:
+    """Pack images into one memory-mapped file for --data. Resumes after an interruption."""
+    from tico_ssl.config.sections import DataConfig
+    from tico_ssl.data.sources import open_training
+    from tico_ssl.pipeline.packing import pack as write
+    from tico_ssl.runtime.progress import say
+
+    opened = open_training(DataConfig(source=source), channels, shorter=size)
+    report = write(opened, Path(out).expanduser(), size, jpeg, workers=workers, label="packing")
+    say(f"wrote {out}: {report.images:,} images, {report.bytes / 2**20:,.1f} MiB, {report.seconds:,.0f} s")
+    for name, reason in report.bad[:20]:
+        say(f"  left out {printable(name)}: {reason}")
+    say(f"next       tico pretrain --data {out}")
+
+
+@data_app.command()
+def verify(file: Annotated[str, typer.Argument(metavar="FILE", help="A packed file.")]) -> None:
+    """Verify all checksums of a packed file. Exit code 2 if it is damaged."""
+    from tico_ssl.data.formats.packed import verify_packed
+    from tico_ssl.runtime.progress import say
+
+    images, size = verify_packed(Path(file).expanduser(), label="verifying")
+    say(f"{file}: {images:,} images, {size:,} bytes, all checksums are correct")
+
+
+@data_app.command()
+def preview(
+    source: SourceArgument,
+    recipe: Annotated[str, typer.Option(help="Recipe whose views are drawn.")] = "demo",
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Overrides.")] = None,
+    out: Annotated[str, typer.Option(help="PNG file to write.")] = "preview.png",
+    count: Annotated[int, typer.Option(help="Number of images.", min=1)] = 12,
+    seed: Annotated[int, typer.Option(help="Random seed of the views.")] = 0,
+) -> None:
+    """Draw images and their augmented views on a contact sheet."""
+    from tico_ssl.config.recipe import load_recipe
+    from tico_ssl.config.views import shorter_side
+    from tico_ssl.data.sources import open_training
+    from tico_ssl.pipeline.sheet import preview as draw
+    from tico_ssl.runtime.progress import say
+    from tico_ssl.views.executor import Views
+
+    loaded = load_recipe(recipe, changes_of(overrides or []) | {"data.source": source}, say)
+    shorter = shorter_side(loaded.views, loaded.data.image_size)
+    opened = open_training(loaded.data, loaded.backbone.channels, shorter)
+    views = Views(loaded.views, loaded.data.image_size, loaded.data.mean, loaded.data.std)
+    bad = draw(opened, views, Path(out).expanduser(), count, seed)
+    for name, reason in bad.reasons.items():
+        say(f"  left out {name}: {reason}")
+    say(f"wrote {out}: originals in the top row, then a row per view")
