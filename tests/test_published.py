@@ -111,7 +111,7 @@ def run_of(folder, table, row):
     name = f"{home}/moco" if row["is"].get("method.head") == "linear" else f"{home}/moco-v2"
     name = name if method == "moco" else f"{home}/{method}"
     overrides = {key: value for key, value in row["is"].items() if "." in key and key != "method.name"}
-    overrides |= {"training.epochs": row["epochs"] or 77, "training.batch_size": row["batch"] or 77}
+    overrides |= {"training.epochs": row["epochs"] or 77, "training.batch_size": row["batch"] or 64}
     optimizer = row.get("with", {})
     overrides |= {} if optimizer.get("optimizer.name") == "adam" else optimizer  # which is not offered here
     if method == "moco":
