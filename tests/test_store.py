@@ -340,6 +340,7 @@ class TestChoice:
     def test_else_in_memory_if_half_of_it_is_enough(self, monkeypatch):
         needed = round(2 * SPARE * 300_000)
         assert self.choose("auto", monkeypatch, needed + 10, 300_000) == ("in memory", [])
+        assert cache_folder.entries() == []
         where, (note,) = self.choose("auto", monkeypatch, needed - 10, 300_000)
         assert where is None
         assert "0 GB of decoded images fit neither into the cache" in note

@@ -267,7 +267,11 @@ def _on_disk(source: Source, config: DataConfig, channels: int, shorter: int | N
     except OSError:  # no such folder can be made
         return None
     backing.capacity = backing.bytes + room  # others may fill it too
-    return store if needed <= room or config.store == "disk" or not fill else None
+    if needed <= room or config.store == "disk" or not fill:
+        return store
+    if not store.found:  # there is nothing but the images that were decoded to estimate the size
+        cache_folder.remove(folder)
+    return None
 
 
 def _where(config: DataConfig) -> str:
