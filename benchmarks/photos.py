@@ -2,12 +2,12 @@
 
     python benchmarks/photos.py FOLDER [KEY=VALUE ...] [--size 112] [--epochs 6] [--evaluate] [--out FILE]
 
-Trains recipe `photos` on the packed file, on the folder with an empty store, and on the folder with a full one, in this
-order and in one process, so that kernels are compiled before the first epoch that counts. Bare decoding is that of as
-many processes as training has workers, which decode all files once and drop the pixels. Memory is the proportional set
-size of this process and its workers, so shared pages count once; files that the system caches are not in it.
-`--evaluate` also times `tico evaluate RUN knn linear`, in processes of its own: with nothing kept, with the store of
-training, and with its features.
+Trains recipe `photos` on the packed file, on the folder with an empty store, and on the folder with a full one, each in
+a process of its own: a later training in the same process is slower. Bare decoding is that of as many processes as
+training has workers, which decode all files once and drop the pixels; the loader's first epoch, without a network, is
+compared with it. Memory is the proportional set size of a training and its workers, so shared pages count once; files
+that the system caches are not in it. `--evaluate` also times `tico evaluate RUN knn linear`, in processes of its own:
+with the store of training, with its features, and with nothing kept.
 """
 
 import argparse
@@ -18,22 +18,23 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tico_ssl import pretrain
-from tico_ssl.config.recipe import load_recipe, parse_override
+from tico_ssl.config.recipe import Recipe, load_recipe, parse_override
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.config.views import shorter_side
 from tico_ssl.data.decoding import BadImage
+from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_training
 from tico_ssl.pipeline.packing import pack
 from tico_ssl.pipeline.workers import ahead, default_workers
 from tico_ssl.results.run_folder import Run, environment
+from tico_ssl.runtime.device import choose_device
+from tico_ssl.training.pretrain import prepare
 
 
 def main() -> None:
@@ -71,12 +72,14 @@ def measured(
     yield packed
     bare = decoding(chosen, default_workers())
     yield {"what": "bare decoding", "processes": default_workers(), "images_per_second": bare}
+    first = loading(recipe, chosen)
+    yield {"what": "loader, first epoch", "images_per_second": first, "to_bare": round(first / bare, 3)}
+    shutil.rmtree(place / "cache")
     limit = {} if recipe.data.limit is None else {"data.limit": recipe.data.limit}
     for name in ("files, empty store", "files, full store"):
         line = trained(name, folder, place, settings | limit)
         yield line | {
             "later_to_packed": round(line["later"] / packed["later"], 3),
-            "first_to_bare": round(line["first"] / bare, 3),
             "memory_beyond_packed_mb": line["memory_mb"] - packed["memory_mb"],
         }
     if evaluate:
@@ -85,9 +88,14 @@ def measured(
 
 def trained(name: str, data: Path, place: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Images per second in the first epoch and in later ones, and the share of time that these waited for images."""
-    peak = [0]
-    with watched(peak):
-        run = pretrain("photos", str(data), place / name, settings)
+    words = [f"{key}={value}" for key, value in settings.items()]
+    command = [sys.executable, "-m", "tico_ssl", "pretrain", "photos", "--data", str(data), "--out", str(place / name)]
+    with subprocess.Popen([*command, *words], stdout=subprocess.DEVNULL) as process:
+        peak = 0
+        while process.poll() is None:
+            peak = max(peak, sum(map(proportional, family(process.pid))))
+            time.sleep(0.3)
+    run = Run(place / name)
     speeds = epochs(run)
     later = [line["data_wait"] for line in run.metrics() if "data_wait" in line and line["epoch"] > 1]
     said = (run.folder / "train.log").read_text(encoding="utf-8").splitlines()[0].split(": ", 1)[-1]
@@ -96,7 +104,7 @@ def trained(name: str, data: Path, place: Path, settings: dict[str, Any]) -> dic
         "first": round(speeds[0], 1),
         "later": round(statistics.median(speeds[1:]), 1),
         "waiting": round(statistics.mean(later), 4),
-        "memory_mb": peak[0] // 10**6,
+        "memory_mb": peak // 10**6,
         "said": said,
     }
 
@@ -127,6 +135,15 @@ def decoding(source: Any, processes: int) -> float:
     return round(len(source) / (time.perf_counter() - begin), 1)
 
 
+def loading(recipe: Recipe, source: Source) -> float:
+    """Images per second of the loader in the first epoch, with an empty store."""
+    loader = prepare(recipe, choose_device(), source).loader
+    begin = time.perf_counter()
+    for _ in loader.iterate(0, loader.steps_per_epoch):
+        pass
+    return round(loader.steps_per_epoch * loader.batch_size / (time.perf_counter() - begin), 1)
+
+
 def evaluated(run: Path, place: Path) -> Iterator[dict[str, Any]]:
     """Seconds of whole commands."""
     yield {"what": "import torch, torchvision", "seconds": seconds("-c", "import torch, torchvision")}
@@ -145,28 +162,12 @@ def seconds(*words: str) -> float:
     return round(time.perf_counter() - begin, 2)
 
 
-@contextmanager
-def watched(peak: list[int]) -> Iterator[None]:
-    """Keep the largest memory of this process and its children in `peak`."""
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(0.3):
-            peak[0] = max(peak[0], sum(map(proportional, family())))
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def family() -> list[int]:
-    """This process and its children."""
-    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text(encoding="ascii")
-    return [os.getpid(), *map(int, children.split())]
+def family(process: int) -> list[int]:
+    """A process and its children."""
+    with suppress(OSError):
+        children = Path(f"/proc/{process}/task/{process}/children").read_text(encoding="ascii")
+        return [process, *map(int, children.split())]
+    return []
 
 
 def proportional(process: int) -> int:
