@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tico_ssl.cli import app
+from tico_ssl.data.backing import OnDisk
 from tico_ssl.runtime import cache_folder, memory
 from tico_ssl.runtime.errors import UserError
 
@@ -78,6 +79,18 @@ def test_what_another_command_uses_stays(place):
     assert names() == []
 
 
+def test_a_store_is_in_use_until_it_is_closed():
+    """Also after the cache was listed, or room was asked for, which read the same files."""
+    backing = OnDisk(filled("store", used=1000))
+    assert names() == ["store"]
+    assert not cache_folder.remove(backing.folder)
+    cache_folder.set_limit("1K")
+    assert names() == ["store"]
+    backing.close()
+    cache_folder.make_room(0)
+    assert names() == []
+
+
 @pytest.mark.parametrize(("text", "size"), [("20G", 20 * 10**9), ("1.5gb", 1.5 * 10**9), ("500 M", 5e8), ("0", 0)])
 def test_a_limit_in_words(text, size):
     assert cache_folder.set_limit(text) == cache_folder.limit() == size
@@ -112,8 +125,9 @@ def test_the_command_shows_limits_and_clears():
 
 
 def test_a_damaged_entry_is_none(place):
-    (filled("one") / "about.json").write_text("{")
-    assert names() == []
+    for text in ("{", "{}", "[]", "3", "[" * 10**5):
+        (filled("one") / "about.json").write_text(text)
+        assert names() == []
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,11 @@ class OnDisk:
         """Size of all pixels, also those of other sources and those that nobody will use again."""
         return os.fstat(self._pixels.fileno()).st_size
 
+    def close(self) -> None:
+        """Use the folder no longer."""
+        for file in (self._held, self._pixels, self._records):
+            file.close()
+
     def _open(self, name: str) -> FileIO:
         path = self.folder / name
         return FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o600), "r+")

@@ -269,6 +269,7 @@ def _on_disk(source: Source, config: DataConfig, channels: int, shorter: int | N
     backing.capacity = backing.bytes + room  # others may fill it too
     if needed <= room or config.store == "disk" or not fill:
         return store
+    backing.close()
     if not store.found:  # there is nothing but the images that were decoded to estimate the size
         cache_folder.remove(folder)
     return None

@@ -50,7 +50,7 @@ def entries() -> list[Entry]:
     """What the cache holds, last used first."""
     found = []
     for about in cache_folder().glob(f"*/{ABOUT}"):
-        with suppress(OSError, ValueError):  # damaged, or removed meanwhile
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # damaged, or removed meanwhile
             what, folder = str(json.loads(about.read_text(encoding="utf-8"))["what"]), about.parent
             taken = sum(_on_disk(file) for file in folder.iterdir())
             found.append(Entry(folder, what, taken, about.stat().st_mtime))
@@ -127,13 +127,14 @@ def held(folder: Path) -> IO[bytes]:
 
 
 def _lock(file: IO[bytes], alone: bool) -> bool:
-    """Lock a file until it is closed: alone, or together with others who do not want to be alone."""
+    """Lock a file until it is closed: alone, or together with others who do not want to be alone. Unlike lockf, this
+    lasts when the same file is read and closed elsewhere in the process, and worker processes share it."""
     try:
         import fcntl
     except ImportError:
         return True
     try:
-        fcntl.lockf(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except OSError:
         return False
     return True
