@@ -23,8 +23,7 @@ from tico_ssl.data.bad_files import BadFiles, readable
 from tico_ssl.data.decoding import BadImage, decode
 from tico_ssl.data.ragged import Ragged
 from tico_ssl.data.source import Source
-from tico_ssl.data.sources import open_training
-from tico_ssl.data.store import SPARE, Store, decoded_once, store_for
+from tico_ssl.data.store import SPARE, Store, open_stored, store_for
 from tico_ssl.features.exploration import picture_of
 from tico_ssl.networks.storage import load_backbone
 from tico_ssl.pipeline import loader as loading
@@ -293,12 +292,12 @@ def test_a_changed_file_is_another_image(tmp_path, monkeypatch):
     config = DataConfig(source=str(folder))
     names = counted_decodes(monkeypatch)
     for _ in range(2):
-        source = decoded_once(open_training(config), config, 3, 100)
+        source = open_stored(config, "train", 3, 100)
         first = [source.fetch(i) for i in range(6)]
     assert sorted(set(names)) == sorted(file.name for file in folder.iterdir())
     names.clear()
     Image.new("RGB", (50, 40), "red").save(folder / "3.png")
-    source = decoded_once(open_training(config), config, 3, 100)
+    source = open_stored(config, "train", 3, 100)
     again = [source.fetch(i) for i in range(6)]
     assert set(names) == {"3.png"}
     changed = [not torch.equal(a, b) for a, b in zip(first, again, strict=True)]

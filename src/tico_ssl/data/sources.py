@@ -34,7 +34,11 @@ def open_source(
 
 def open_training(config: DataConfig, channels: int = 3, shorter: int | None = None) -> Source:
     """The training images of a recipe; only a test split can be missing."""
-    source = open_source(config, "train", channels, shorter)
+    return required(open_source(config, "train", channels, shorter), config)
+
+
+def required(source: Source | None, config: DataConfig) -> Source:
+    """The training images of a recipe, which have to be there."""
     if source is None:
         raise UserError(f"{shown(config)}: no training images")
     return source

@@ -24,7 +24,8 @@ from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.backing import ALWAYS, RECORD, WHOLE, InMemory, OnDisk
 from tico_ssl.data.decoding import JPEG, BadImage, jpeg_frame
 from tico_ssl.data.ragged import Ragged
-from tico_ssl.data.source import Source
+from tico_ssl.data.source import Source, Split
+from tico_ssl.data.sources import open_source
 from tico_ssl.runtime import cache_folder
 from tico_ssl.runtime.memory import free_memory
 
@@ -246,9 +247,12 @@ def store_for(
     return None
 
 
-def decoded_once(source: Source, config: DataConfig, channels: int, shorter: int | None, fill: bool = True) -> Source:
-    """The source with images from a store, if there is room for one."""
-    store = store_for(source, config, channels, shorter, fill)
+def open_stored(
+    config: DataConfig, split: Split, channels: int, shorter: int | None, fill: bool = True
+) -> Source | None:
+    """The images of a split as `open_source` has them, from a store if there is room for one."""
+    source = open_source(config, split, channels, shorter)
+    store = None if source is None else store_for(source, config, channels, shorter, fill)
     return source if store is None else store.stored()
 
 

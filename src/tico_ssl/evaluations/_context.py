@@ -16,8 +16,8 @@ from torch import Tensor
 from tico_ssl.config.section import Section
 from tico_ssl.data.given import Given
 from tico_ssl.data.source import Source
-from tico_ssl.data.sources import open_source, open_training, shown
-from tico_ssl.data.store import decoded_once
+from tico_ssl.data.sources import required, shown
+from tico_ssl.data.store import open_stored
 from tico_ssl.features.cache import FeatureCache
 from tico_ssl.features.extraction import needed_side, pixels
 from tico_ssl.features.frozen import Features, frozen_features
@@ -187,12 +187,10 @@ def open_context(run: str | Path, data: Given | None = None, cache: bool = False
     subject = open_subject(run, data)
     backbone, config, seed, device = subject.backbone, subject.data, subject.seed, choose_device()
     channels, shorter = backbone.config.channels, needed_side(backbone)
-    test = open_source(config, "test", channels, shorter)
-    test = test and decoded_once(test, config, channels, shorter)
+    test = open_stored(config, "test", channels, shorter)
 
     def training(shorter: int) -> tuple[Source, Source, str]:
-        train = decoded_once(open_training(config, channels, shorter), config, channels, shorter)
-        return splits(train, test, seed)
+        return splits(required(open_stored(config, "train", channels, shorter), config), test, seed)
 
     train, test_images, how = training(shorter)
     twin = untrained_twin(backbone, train, seed, device, config.reduced_decoding)

@@ -26,8 +26,8 @@ def embed(run: str | Path, data: Given | None = None, out: str | Path = "feature
 
     import torch
 
-    from tico_ssl.data.sources import open_training
-    from tico_ssl.data.store import decoded_once
+    from tico_ssl.data.sources import required
+    from tico_ssl.data.store import open_stored
     from tico_ssl.features.extraction import extract, needed_side
     from tico_ssl.features.subjects import data_config
     from tico_ssl.networks.storage import load_backbone
@@ -39,7 +39,7 @@ def embed(run: str | Path, data: Given | None = None, out: str | Path = "feature
     backbone = load_backbone(run)
     config = data_config(run, data, backbone)
     channels, shorter = backbone.config.channels, needed_side(backbone)
-    source = decoded_once(open_training(config, channels, shorter), config, channels, shorter, fill=False)
+    source = required(open_stored(config, "train", channels, shorter, fill=False), config)
     dtype = torch.bfloat16 if bf16 else torch.float32
     features, places = extract(backbone, source, device, label="embedding", dtype=dtype)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -21,8 +21,8 @@ from tico_ssl.data.bad_files import attempts
 from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.given import Given
 from tico_ssl.data.source import Source
-from tico_ssl.data.sources import open_source, open_training, shown
-from tico_ssl.data.store import decoded_once
+from tico_ssl.data.sources import required, shown
+from tico_ssl.data.store import open_stored
 from tico_ssl.features.cache import FeatureCache
 from tico_ssl.features.extraction import Extracted, needed_side
 from tico_ssl.features.knn import knn_predictions
@@ -85,13 +85,9 @@ def picture_of(
 
 def _splits(subject: Subject, shorter: int) -> tuple[Source, Source]:
     """Training and test images, those that are decoded already from where they are kept."""
-    channels = subject.backbone.config.channels
-
-    def kept(source: Source) -> Source:
-        return decoded_once(source, subject.data, channels, shorter, fill=False)
-
-    test = open_source(subject.data, "test", channels, shorter)
-    train, test, _ = splits(kept(open_training(subject.data, channels, shorter)), test and kept(test), subject.seed)
+    data, channels = subject.data, subject.backbone.config.channels
+    train = required(open_stored(data, "train", channels, shorter, fill=False), data)
+    train, test, _ = splits(train, open_stored(data, "test", channels, shorter, fill=False), subject.seed)
     return train, test
 
 

@@ -12,8 +12,7 @@ from torch import nn
 from tico_ssl.config.recipe import Recipe
 from tico_ssl.config.views import shorter_side
 from tico_ssl.data.source import Source
-from tico_ssl.data.sources import open_source
-from tico_ssl.data.store import decoded_once
+from tico_ssl.data.store import open_stored
 from tico_ssl.features import linear
 from tico_ssl.features.frozen import frozen_features
 from tico_ssl.features.knn import knn_accuracy
@@ -41,8 +40,7 @@ class OnlineKnn:
         if not settings.knn_every_epochs or not _classified(source) or not distributed.is_main():
             return None
         shorter = shorter_side(recipe.views, data.image_size)  # both splits decoded alike
-        test = open_source(data, "test", recipe.backbone.channels, shorter)
-        test = test and decoded_once(test, data, recipe.backbone.channels, shorter)
+        test = open_stored(data, "test", recipe.backbone.channels, shorter)
         bank, queries, _ = splits(source, test, settings.seed)
         if not _classified(queries):
             return None
