@@ -406,6 +406,16 @@ def test_a_run_is_the_same_wherever_images_are_kept_also_if_that_changes(tmp_pat
         assert all(torch.equal(value, other[name]) for name, value in states[0].items())
 
 
+def test_a_run_says_that_there_was_no_room(tmp_path, monkeypatch):
+    """As on a disk that becomes full, where a store of all images was begun."""
+    monkeypatch.setattr(OnDisk, "append", lambda self, pixels: None)
+    changes = {"data.image_size": 16, "backbone.name": "tico/resnet10-w4", "training.epochs": 2}
+    changes |= {"training.batch_size": 8, "training.workers": 1}
+    run = pretrain("demo", str(photos(tmp_path / "photos", 16)), tmp_path / "run", changes)
+    said = (run.folder / "train.log").read_text()
+    assert said.count("there was no room for about 16 of 16") == 1
+
+
 def test_after_training_nothing_is_decoded_again(tmp_path, folder_of_images, monkeypatch):
     """Neither for evaluations, nor for an embedding, nor for the pictures of a report."""
     changes = {

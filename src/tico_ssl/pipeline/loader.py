@@ -69,7 +69,8 @@ class Loader:
         self._mine = slice(distributed.rank() * local, (distributed.rank() + 1) * local)
         self._resident: Tensor | None = None  # all images, if they fit on the device
         self._ragged: Ragged | None = None  # the same for images of different sizes, once they have been decoded
-        self._store = store if resident and crops_ragged(device) else None
+        self.store = store
+        self._store = store if resident and crops_ragged(device) else None  # until images are on the GPU
         self._stream: Stream | None = None
         self._waited = 0.0
         self.storage = "memory-mapped" if source.mapped else "in memory"

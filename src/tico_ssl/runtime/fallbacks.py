@@ -3,7 +3,7 @@
 TEXTS = {
     "captured": "the step is not captured",
     "compiled": "the step is not compiled",
-    "store": "images are decoded in every epoch, which `tico data pack` or more training.workers make faster",
+    "store": "images are decoded in every epoch, all or some (`tico data pack` or more training.workers help)",
     "kernels": "views are made without Triton kernels, which is slower",
 }
 _noted: dict[str, str] = {}

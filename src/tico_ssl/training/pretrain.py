@@ -229,7 +229,9 @@ class _Moments:
             return
         if self.knn is not None and setup.plan.due(done, settings.knn_every_epochs):
             self.monitor.write({"step": done, "epoch": epoch, **self.knn.measure(setup.method.backbone)})
-        bad = setup.loader.bad
+        bad, store = setup.loader.bad, setup.loader.store
+        if epoch == 1 and store is not None and store.refused:
+            fallbacks.note("store", f"there was no room for about {len(store.missing()):,} of {len(setup.source):,}")
         with self.monitor.recording("bad_files.jsonl"):
             bad.write(self.run.bad_files_file)
         self.monitor.epoch_ended(done, epoch, settings.epochs, len(bad))
