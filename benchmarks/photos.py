@@ -5,9 +5,10 @@
 Trains recipe `photos` on the packed file, on the folder with an empty store, and on the folder with a full one, each in
 a process of its own: a later training in the same process is slower. Bare decoding is that of as many processes as
 training has workers, which decode all files once and drop the pixels; the loader's first epoch, without a network, is
-compared with it. Memory is the proportional set size of a training and its workers, so shared pages count once; files
-that the system caches are not in it. `--evaluate` also times `tico evaluate RUN knn linear`, in processes of its own:
-with the store of training, with its features, and with nothing kept.
+compared with it, with the start of its processes and once the first batch is there. Memory is the proportional set size
+of a training and its workers, so shared pages count once; files that the system caches are not in it. `--evaluate` also
+times `tico evaluate RUN knn linear`, in processes of its own: with the store of training, with its features, and with
+nothing kept.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -70,10 +71,11 @@ def measured(
     settings = {key: value for key, value in settings.items() if key != "data.limit"}
     packed = trained("packed", place / "photos.tico", place, settings)
     yield packed
-    bare = decoding(chosen, default_workers())
-    yield {"what": "bare decoding", "processes": default_workers(), "images_per_second": bare}
-    first = loading(recipe, chosen)
-    yield {"what": "loader, first epoch", "images_per_second": first, "to_bare": round(first / bare, 3)}
+    bare = paced(decoding(chosen, default_workers()))
+    yield {"what": "bare decoding", "processes": default_workers()} | bare
+    first = paced(loading(recipe, chosen))
+    ratios = {f"{key}_to_bare": round(first[key] / bare[key], 3) for key in ("images_per_second", "once_begun")}
+    yield {"what": "loader, first epoch"} | first | ratios
     shutil.rmtree(place / "cache")
     limit = {} if recipe.data.limit is None else {"data.limit": recipe.data.limit}
     for name in ("files, empty store", "files, full store"):
@@ -120,28 +122,39 @@ def epochs(run: Run) -> list[float]:
     return speeds
 
 
-def decoding(source: Any, processes: int) -> float:
-    """Images per second of processes that decode all files."""
+def paced(parts: Iterable[int]) -> dict[str, float]:
+    """Images per second, all in all and after the first part, which contains the start of processes."""
+    begin, first, done, last = time.perf_counter(), None, 0, 0.0
+    for images in parts:
+        done, last = done + images, time.perf_counter()
+        first = first or (images, last)
+    assert first is not None
+    end = time.perf_counter()
+    return {
+        "first_after": round(first[1] - begin, 3),
+        "after_the_last": round(end - last, 3),
+        "images_per_second": round(done / (end - begin), 1),
+        "once_begun": round((done - first[0]) / (last - first[1]), 1),
+    }
 
-    def decode(places: range) -> None:
+
+def decoding(source: Source, processes: int) -> Iterator[int]:
+    """Numbers of images that processes have decoded."""
+
+    def decode(places: range) -> int:
         for at in places:
             with suppress(BadImage):
                 source.fetch(at)
+        return len(places)
 
-    begin = time.perf_counter()
-    chunks = [range(at, min(at + 16, len(source))) for at in range(0, len(source), 16)]
-    for _ in ahead(decode, chunks, processes):
-        pass
-    return round(len(source) / (time.perf_counter() - begin), 1)
+    return ahead(decode, [range(at, min(at + 16, len(source))) for at in range(0, len(source), 16)], processes)
 
 
-def loading(recipe: Recipe, source: Source) -> float:
-    """Images per second of the loader in the first epoch, with an empty store."""
+def loading(recipe: Recipe, source: Source) -> Iterator[int]:
+    """The same of the loader in the first epoch, with an empty store."""
     loader = prepare(recipe, choose_device(), source).loader
-    begin = time.perf_counter()
     for _ in loader.iterate(0, loader.steps_per_epoch):
-        pass
-    return round(loader.steps_per_epoch * loader.batch_size / (time.perf_counter() - begin), 1)
+        yield loader.batch_size
 
 
 def evaluated(run: Path, place: Path) -> Iterator[dict[str, Any]]:

@@ -57,7 +57,9 @@ def test_other_errors_pass(error):
 
 @pytest.mark.parametrize("limit", [2, 5, 8, 63, 64, 65, 100, 511, 512, 700, 1000, 4096, 10**6])
 @pytest.mark.parametrize("parts", [1, 3])
-def test_the_largest_batch_is_found(limit, parts):
+@pytest.mark.parametrize("share", [math.inf, 1.0, 0.4, 1.7])
+def test_the_largest_batch_is_found(limit, parts, share):
+    """Also where the memory that is said to be there is not what limits a batch."""
     tried = []
 
     def peak(size):
@@ -67,12 +69,24 @@ def test_the_largest_batch_is_found(limit, parts):
     unit = math.lcm(find_batch.COARSE if limit >= find_batch.LARGE else find_batch.FINE, parts)
     if limit < unit:
         with pytest.raises(UserError, match="not even a batch of"):
-            find_batch.search(peak, 50_000, parts)
+            find_batch.search(peak, 50_000, parts, share * 10 * limit)
         return
-    size, found = find_batch.search(peak, 50_000, parts)
+    size, found = find_batch.search(peak, 50_000, parts, share * 10 * limit)
     assert found == 10 * size and size % parts == 0
     assert size <= limit < size + unit or size == 50_000 // parts * parts
     assert len(tried) == len(set(tried)) < 22
+
+
+def test_few_trials_are_needed_where_memory_grows_with_the_batch():
+    """The peaks of a ResNet-50 at 224 pixels on a GPU of 140 GiB, which a batch of 3,328 fills."""
+    tried = []
+
+    def peak(size):
+        tried.append(size)
+        return None if size > 3330 else int((1.0 + 0.04 * size + 2.0 * min(1, size / 200)) * 2**30)
+
+    assert find_batch.search(peak, 6_552, 1, 0.95 * 140 * 2**30)[0] == 3328
+    assert len(tried) <= 7, tried
 
 
 def test_a_batch_is_no_larger_than_the_images():

@@ -1,6 +1,7 @@
 """Images are decoded once, and everything computed from them is the same to the bit."""
 
 import io
+import math
 import multiprocessing
 import os
 import random
@@ -356,10 +357,14 @@ class TestChoice:
 
 
 @pytest.mark.parametrize("policy", ["byol", "symmetric-small"])
-def test_batches_from_decoded_images_are_those_of_the_stream(policy, monkeypatch, backing):
+@pytest.mark.parametrize("small", [0, math.inf], ids=["crops by workers", "crops on the GPU"])
+@pytest.mark.parametrize("room", [math.inf, 60_000], ids=["all fit", "some fit"])
+def test_batches_from_decoded_images_are_those_of_the_stream(policy, small, room, monkeypatch, backing):
     """As on a GPU, whose kernel has tests of its own."""
     monkeypatch.setattr(loading, "crops_ragged", lambda device: True)
     monkeypatch.setattr(loading, "_has_room", lambda size, device: True)
+    monkeypatch.setattr(loading, "SMALL", small)
+    backing.capacity = min(backing.capacity, room)
     views = Views(load_recipe("cifar10/tico", {"views": policy}).views, 24, (0.5,) * 3, (0.25,) * 3)
     store = store_of(Counted(), backing)
     settled = Loader(store.stored(), views, 6, 1, CPU, 2, store=store)
@@ -370,7 +375,8 @@ def test_batches_from_decoded_images_are_those_of_the_stream(policy, monkeypatch
             assert torch.equal(mine, expected), step
         pairs = zip(views.make(ours.pixels, ours.decisions), views.make(theirs.pixels, theirs.decisions), strict=True)
         assert all(torch.equal(mine, expected) for mine, expected in pairs)
-    assert settled._ragged is not None
+    assert (settled._ragged is None) == (store.refused > 0) == (room < math.inf)
+    assert settled.bad.reasons == streamed.bad.reasons
 
 
 def test_with_a_full_store_the_first_epoch_is_like_all_others(monkeypatch, backing):

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from tico_ssl.runtime.device import sent
+
 
 @dataclass(frozen=True)
 class Ragged:
@@ -49,4 +51,5 @@ class Ragged:
 
     def to(self, device: torch.device) -> "Ragged":
         """The same images on a device."""
-        return replace(self, memory=self.memory.to(device), begins=self.begins.to(device), sizes=self.sizes.to(device))
+        memory, begins, sizes = (sent(part, device) for part in (self.memory, self.begins, self.sizes))
+        return replace(self, memory=memory, begins=begins, sizes=sizes)

@@ -9,7 +9,7 @@ import hashlib
 import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -94,6 +94,11 @@ class Store:
         """Decode an image if nobody has yet."""
         with suppress(BadImage):
             self.fetch(place)
+
+    def ensure_all(self, places: Iterable[int]) -> None:
+        """The same for several."""
+        for place in places:
+            self.ensure(place)
 
     @property
     def count(self) -> int:

@@ -3,29 +3,32 @@
 So a loader has no state to save and starts at any step. Each process loads its slice of the global batch. Images in
 memory, memory-mapped or on the device are loaded whole and cropped on the device; files are decoded by worker
 processes, which also cut the crops, so that only the views' pixels are transferred. A store keeps decoded images in
-memory or on disk; if they fit on a GPU, they are cropped there once all have been decoded.
+memory or on disk; if they fit on a GPU, they are cropped there once all have been decoded, and small ones before.
 """
 
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
 
-from tico_ssl.data.bad_files import BadFiles
+from tico_ssl.data.bad_files import BadFiles, readable
 from tico_ssl.data.ragged import Ragged
 from tico_ssl.data.source import Source
 from tico_ssl.data.store import Store
 from tico_ssl.pipeline.streaming import CHUNK, Stream, Task
 from tico_ssl.pipeline.workers import ahead
 from tico_ssl.runtime import distributed
+from tico_ssl.runtime.device import sent
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.randomness import generator
 from tico_ssl.views.executor import Views, crops_ragged, sizes_of
 
 RESIDENT_SHARE = 0.4  # fraction of the device's free memory that the images may take
+SMALL = 2  # times the size of its crops: an image that is cropped on the GPU rather than by a worker
 PIECE = 1024  # images moved to the device at a time, so that mapped ones are never in memory all at once
 
 
@@ -92,6 +95,8 @@ class Loader:
         while start < stop and self._ragged is None:
             epoch_end = (start // self.steps_per_epoch + 1) * self.steps_per_epoch
             end = stop if self._store is None else min(stop, epoch_end)
+            if self._small():
+                start = yield from self._filled(start, end)
             yield from self._streamed(start, end)
             start = end
             self._settle()
@@ -122,9 +127,36 @@ class Loader:
         for step in range(start, stop):
             assert self._ragged is not None
             index = self.indices(step)
-            decisions = sent(self.views.decide(self._uniforms(step), self._sizes[index]), self.device)
-            crops = self.views.crop(self._ragged.take(sent(index, self.device)), decisions)
-            yield self._raw_batch(crops, decisions, index)
+            yield self._cropped(step, index, self._ragged.take(sent(index, self.device)), self._sizes[index])
+
+    def _cropped(self, step: int, index: Tensor, images: Ragged, sizes: Tensor) -> RawBatch:
+        decisions = sent(self.views.decide(self._uniforms(step), sizes), self.device)
+        return self._raw_batch(self.views.crop(images, decisions), decisions, index)
+
+    def _small(self) -> bool:
+        """Whether workers need not cut crops, which may take as long as decoding: whole images are not much larger."""
+        return self._store is not None and self._store.expected < SMALL * self.views.bytes_per_image * len(self.source)
+
+    def _filled(self, start: int, stop: int) -> Generator[RawBatch, None, int]:
+        """From the store, into which workers decode; the crops that they would have cut, to the bit. Ends with the step
+        at which the store has no more room."""
+        assert self._stream is not None
+        assert self._store is not None
+        stream, store = self._stream, self._store
+        steps = (self.indices(step).split(stream.chunk) for step in range(start, stop))
+        pieces = (piece.tolist() for step in steps for piece in step)
+        per_step = -(-stream.batch_size // stream.chunk)
+        with closing(ahead(store.ensure_all, pieces, stream.workers, stream.processes, "training.workers")) as filling:
+            for step in range(start, stop):
+                with self._waiting():
+                    for _ in islice(filling, per_step):
+                        pass
+                    if store.refused:
+                        return step
+                    index = self.indices(step)
+                    images = Ragged.of([readable(self.source, place, self.bad) for place in index.tolist()])
+                yield self._cropped(step, index, images.to(self.device), images.sizes.float())
+        return stop
 
     def _settle(self) -> None:
         """Once all images have been decoded, but for a few that an epoch leaves out, they move to the GPU, if they
@@ -170,13 +202,6 @@ class Loader:
         if getattr(self, "_cached", (None, None))[0] != epoch:
             self._cached = (epoch, torch.randperm(len(self.source), generator=generator(self.seed, "order", epoch)))
         return self._cached[1]
-
-
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """An asynchronous copy to the device, from pinned memory: otherwise the host would wait for the stream."""
-    if tensor.device == device:
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _fits(source: Source, device: torch.device) -> bool:

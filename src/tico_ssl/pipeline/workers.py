@@ -21,7 +21,7 @@ import signal
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import count, islice
@@ -73,7 +73,7 @@ def ahead(
     processes: bool = CAN_FORK,
     setting: str = "workers",
     gentle: bool = False,
-) -> Iterator[T]:
+) -> Generator[T]:
     """`work` of every item, in order. `setting` is the name of the number of workers in error messages. `gentle`
     processes leave the CPU to this one while it needs it. Either items or results may be large, not both: whoever sends
     more than a pipe holds waits for the other."""

@@ -7,6 +7,7 @@ import os
 from contextlib import AbstractContextManager
 
 import torch
+from torch import Tensor
 
 from tico_ssl.runtime.errors import UserError
 
@@ -62,3 +63,10 @@ def has_bf16(device: torch.device) -> bool:
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[None]:
     """Mixed precision for bf16, nothing otherwise."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """An asynchronous copy to the device, from pinned memory: otherwise the host would wait for the stream."""
+    if tensor.device == device:
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

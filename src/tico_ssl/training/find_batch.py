@@ -4,6 +4,7 @@ import gc
 import math
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 
 import torch
 
@@ -31,38 +32,59 @@ def largest_batch(recipe: Recipe, device: torch.device) -> list[str]:
     source = open_training(recipe.data, recipe.backbone.channels, shorter_side(recipe.views, recipe.data.image_size))
     torch.cuda.set_per_process_memory_fraction(SHARE, device)
     try:
-        size, peak = search(lambda size: _tried(recipe, size, source, device), len(source), recipe.training.parts)
+        total = torch.cuda.get_device_properties(device).total_memory
+        trial = partial(_tried, recipe, source, device)
+        size, peak = search(trial, len(source), recipe.training.parts, SHARE * total)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
-    total = torch.cuda.get_device_properties(device).total_memory
     return _words(recipe, size, len(source), f"{peak / 2**30:.1f} of {total / 2**30:.1f} GiB")
 
 
-def search(peak_of: Callable[[int], int | None], most: int, parts: int = 1) -> tuple[int, int]:
+def search(
+    peak_of: Callable[[int], int | None], most: int, parts: int = 1, memory: float = math.inf
+) -> tuple[int, int]:
     """The largest batch of at most `most` images that fits, and its peak memory. `peak_of` is None for one that does
-    not fit. First by doubling, then by bisection between the last that fits and the first that does not."""
+    not fit. A trial takes seconds, so each is the largest that should fit into `memory` by a line through two peaks;
+    bisection where that was wrong."""
     fine, coarse = math.lcm(FINE, parts), math.lcm(COARSE, parts)
     most = most // parts * parts
-    fits, peak, too_large = 0, 0, most + 1
+    peaks: dict[int, int] = {}  # of the batches that fit, in ascending order
+    too_large, stride = most + 1, 1
     size = min(math.lcm(FIRST, parts), most)
-    while fits < size < too_large:
+    while max(peaks, default=0) < size < too_large:
         found = peak_of(size)
         if found is None:
             too_large = size
         else:
-            fits, peak = size, found
+            peaks[size] = found
+        fits = max(peaks, default=0)
         unit = coarse if fits >= LARGE else fine
-        doubled = min(2 * fits, most) if too_large > most else 0
-        size = doubled or (fits + too_large) // 2 // unit * unit
-    if not fits:
+        more = (fits // unit + 1) * unit
+        size = max(more, (fits + too_large) // 2 // unit * unit)
+        if found is not None:
+            expected = _expected(peaks, memory) // unit * unit
+            if expected < more:  # the GPU should be full, so little more can fit
+                expected, stride = more + (stride - 1) * unit, 2 * stride
+            size = min(expected, most) if min(expected, most) < too_large else size
+    if not peaks:
         raise UserError(
             f"not even a batch of {too_large} images fits on the GPU: set training.recompute=true, "
             "or choose a smaller data.image_size, backbone.name or method"
         )
-    return fits, peak
+    return fits, peaks[fits]
 
 
-def _tried(recipe: Recipe, size: int, source: Source, device: torch.device) -> int | None:
+def _expected(peaks: dict[int, int], memory: float) -> int:
+    """The batch that should just fit, by the last peak and that of at most half its batch; twice the last, if there is
+    no other."""
+    last = max(peaks)
+    before = max((size for size in peaks if 2 * size <= last), default=None)
+    if before is None or memory == math.inf or peaks[last] <= peaks[before]:
+        return 2 * last
+    return last + int((memory - peaks[last]) * (last - before) / (peaks[last] - peaks[before]))
+
+
+def _tried(recipe: Recipe, source: Source, device: torch.device, size: int) -> int | None:
     """The peak memory of steps with a batch of this size in bytes; None if it does not suffice."""
     torch.cuda.reset_peak_memory_stats(device)
     fallbacks.drain()

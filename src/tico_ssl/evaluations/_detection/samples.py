@@ -12,9 +12,9 @@ from tico_ssl.data.decoding import decode
 from tico_ssl.evaluations._detection.outlines import pixels
 from tico_ssl.evaluations._detection.pictures import Picture
 from tico_ssl.evaluations._detection.settings import Settings
-from tico_ssl.pipeline.loader import sent
 from tico_ssl.pipeline.workers import arrays_ahead, chosen_workers
 from tico_ssl.runtime import distributed
+from tico_ssl.runtime.device import sent
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.randomness import generator
 
