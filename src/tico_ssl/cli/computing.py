@@ -1,7 +1,7 @@
 """Verbs that compute: pretrain, replay, evaluate, embed, export, study, bench."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,6 +32,20 @@ def pretrain(
     find_batch: Annotated[
         bool, typer.Option("--find-batch", help="Find the largest batch that fits on the GPU, and train nothing.")
     ] = False,
+    init: Annotated[
+        str | None,
+        typer.Option(
+            help="Weights to start from: torchvision/NAME or timm/NAME (public weights), a checkpoint file of another "
+            "program, a run or a backbone file. As training.init=..."
+        ),
+    ] = None,
+    init_strict: Annotated[
+        str | None,
+        typer.Option(
+            metavar="true|false",
+            help="Whether initial weights must match the whole backbone (default), or the rest starts at random.",
+        ),
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="As training.epochs=...")] = None,
     batch_size: Annotated[int | None, typer.Option(help="As training.batch_size=...")] = None,
     image_size: Annotated[int | None, typer.Option(help="As data.image_size=..., in pixels.")] = None,
@@ -42,7 +56,10 @@ def pretrain(
     from tico_ssl.training.start import pretrain as train
 
     recipe, changes = split_words(words or [])
-    plain = {"training.epochs": epochs, "training.batch_size": batch_size, "data.image_size": image_size}
+    plain: dict[str, Any] = {"training.epochs": epochs, "training.batch_size": batch_size}
+    plain |= {"data.image_size": image_size, "training.init": init}
+    if init_strict is not None:
+        plain |= changes_of([f"training.init_strict={init_strict}"])
     for key, value in plain.items():
         if value is not None and changes.setdefault(key, value) != value:
             raise UserError(f"{key} is given twice: {changes[key]} and {value}")

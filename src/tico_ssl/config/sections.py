@@ -142,6 +142,11 @@ class TrainingConfig(Section):
     """Passes over the training images."""
     batch_size: Annotated[int, Field(ge=2)] = 256
     """Global batch size: images per step over all processes."""
+    init: str | None = None
+    """Weights that the backbone starts from: the public ones of a model (torchvision/resnet50), a checkpoint of another
+    program, a run or a backbone file. Default: random."""
+    init_strict: bool = True
+    """Refuse initial weights that do not match the whole backbone; else what does not match starts at random."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Random seed of weights, image order and views."""
     precision: Precision = "auto"

@@ -7,9 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
 
 from tico_ssl.config.sections import IMAGENET_MEAN, IMAGENET_STD, BackboneConfig, DataConfig
 from tico_ssl.data.given import Given, as_source
@@ -20,6 +17,7 @@ from tico_ssl.features.homes import MODELS, home_of, is_model_name
 from tico_ssl.features.lazy import LazyBackbone, described
 from tico_ssl.networks.backbones import Backbone, build_backbone
 from tico_ssl.networks.batch_norm import calibrate
+from tico_ssl.networks.foreign import match, read_tensors
 from tico_ssl.networks.storage import load_backbone, save_backbone
 from tico_ssl.results.run_folder import backbone_file, open_run
 from tico_ssl.runtime.errors import UserError
@@ -93,52 +91,20 @@ def _build(name: str, config: DataConfig, stem: str = "auto") -> Backbone:
 
 def _with_weights(name: str, config: DataConfig, path: Path) -> Backbone:
     """The model with the stem that fits the weights: for small images `auto` may choose another than they have."""
-    state = _read_state(path)
+    tensors = read_tensors(path)
     for stem in ("auto", "standard"):
         backbone = _build(name, config, stem)
-        wanted = backbone.network.state_dict()
-        prefix = _prefix(state, wanted)
-        found = {key: state[prefix + key] for key in wanted if prefix + key in state}
-        missing = [key for key in wanted if key not in found and not key.endswith("num_batches_tracked")]
-        if missing:
-            raise UserError(f"{path}: has no '{missing[0]}', which {name} needs (and {len(missing) - 1} more)")
-        wrong = [key for key, value in found.items() if value.shape != wanted[key].shape]
-        if not wrong:
-            backbone.network.load_state_dict(found, strict=False)
-            left = sorted(set(state) - {prefix + key for key in found})
-            if left:
-                shown = ", ".join(left[:3]) + (", ..." if len(left) > 3 else "")
-                say(f"{path.name}: {len(found)} tensors loaded; ignored: {shown}")
+        found = match(backbone.network, tensors, adapt=False)
+        if found.missing:
+            more = f" (and {len(found.missing) - 1} more)" if len(found.missing) > 1 else ""
+            raise UserError(f"{path}: has no '{found.missing[0]}', which {name} needs{more}")
+        if found.whole:
+            backbone.network.load_state_dict(found.found, strict=False)
+            if found.ignored:
+                say(f"{path.name}: {'; '.join(found.lines())}")
             return backbone
-    theirs, ours = tuple(found[wrong[0]].shape), tuple(wanted[wrong[0]].shape)
-    raise UserError(f"{path}: '{wrong[0]}' is {theirs}, and {name} for {config.image_size} pixels has {ours}")
-
-
-def _read_state(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file or a PyTorch checkpoint, by name."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    try:
-        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: damaged or not a safetensors file ({error})") from error
-    except Exception as error:  # a damaged or unsafe file fails in many ways
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"{path}: not a weights file that is safe to load ({reason})") from error
-    for key in ("state_dict", "model", "teacher"):
-        if isinstance(state, dict) and isinstance(state.get(key), dict):
-            state = state[key]
-    state = {key: value for key, value in state.items() if isinstance(value, Tensor)} if isinstance(state, dict) else {}
-    if not state:
-        raise UserError(f"{path}: contains no named tensors")
-    return state
-
-
-def _prefix(state: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:
-    """The common prefix of the network's tensors in a checkpoint (`module.encoder_q.`), or an empty string."""
-    first = next(iter(wanted))
-    prefixes = [key.removesuffix(first) for key in state if key == first or key.endswith(f".{first}")]
-    return max(prefixes, key=lambda prefix: sum(prefix + key in state for key in wanted), default="")
+    tensor, shapes = next(iter(found.unfit.items()))
+    raise UserError(f"{path}: '{tensor}' is {shapes} in {name} for {config.image_size} pixels")
 
 
 def data_config(run: str | Path, data: Given | None, backbone: Backbone) -> DataConfig:

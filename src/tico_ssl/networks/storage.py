@@ -45,13 +45,27 @@ def save_backbone(backbone: Backbone, path: Path) -> None:
 
 def load_backbone(source: str | Path) -> Backbone:
     """The backbone of a run folder or a .safetensors file, in evaluation mode: normalised images to features."""
-    path = backbone_file(source)
-    state, description = _read(path)
-    about = validate(Description, description, f"{path}: metadata")
-    _require_match(path, about, state)
+    state, about = described_state(backbone_file(source))
     backbone = build_backbone(about.config, about.image_size, about.mean, about.std)
     backbone.network.load_state_dict(state)
     return backbone.eval()
+
+
+def described_state(path: Path) -> tuple[dict[str, Tensor], "Description"]:
+    """The verified tensors of a backbone file, and the network that they belong to."""
+    state, description = _read(path)
+    about = validate(Description, description, f"{path}: metadata")
+    _require_match(path, about, state)
+    return state, about
+
+
+def is_ours(path: Path) -> bool:
+    """Whether this is a backbone file, rather than another safetensors file or none."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return ENTRY in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
 
 
 def holds(path: Path, backbone: Backbone) -> bool:

@@ -2,7 +2,7 @@
 
 recipe.yaml (resolved), environment.json, metrics.jsonl, spectrum.jsonl (of TiCo's covariance), train.log, TensorBoard
 events, views.png, checkpoints/last.pt (training state), checkpoints/backbone.safetensors (trained weights),
-results.jsonl, lock (held while training)
+checkpoints/initial.safetensors (weights that it started from, if any), results.jsonl, lock (held while training)
 """
 
 import json
@@ -33,6 +33,7 @@ MAY_CHANGE = (
     "training.checkpoint_",
 )
 """Settings that do not affect the weights, by the beginning of their names: a resumed run may have others."""
+LONGER = "training.epochs"  # may grow: a run is trained longer
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,11 @@ class Run:
         return self.folder / "checkpoints" / "backbone.safetensors"
 
     @property
+    def initial_file(self) -> Path:
+        """The backbone that training started from, if that was not at random."""
+        return self.folder / "checkpoints" / "initial.safetensors"
+
+    @property
     def bad_files_file(self) -> Path:
         return self.folder / "bad_files.jsonl"
 
@@ -91,7 +97,8 @@ class Run:
     def of_training(self) -> tuple[Path, ...]:
         """The files that training writes."""
         logs = (self.metrics_file, self.spectrum_file, self.bad_files_file, self.images_file, self.views_file)
-        return self.recipe_file, self.environment_file, *logs, self.checkpoint_file, self.backbone_file
+        weights = (self.checkpoint_file, self.backbone_file, self.initial_file)
+        return self.recipe_file, self.environment_file, *logs, *weights
 
     def recipe(self) -> Recipe:
         """The resolved recipe."""
@@ -158,7 +165,8 @@ def _barely_begun(run: Run) -> bool:
 
 
 def create_run(folder: Path, recipe: Recipe, overwrite: bool) -> None:
-    """Create the folder of a new run; that of a resumed one stays, without what a killed process was writing."""
+    """Create the folder of a new run; that of a resumed one stays, without what a killed process was writing, and with
+    its new number of epochs."""
     run = Run(folder)
     if overwrite and run.recipe_file.is_file():
         _clear(run)
@@ -168,6 +176,9 @@ def create_run(folder: Path, recipe: Recipe, overwrite: bool) -> None:
     if not run.recipe_file.is_file():
         write_atomically(run.environment_file, json.dumps(environment(), indent=2) + "\n")
         write_atomically(run.recipe_file, dump_recipe(recipe))  # last: it makes this a run
+    elif (old := run.recipe()).training.epochs < recipe.training.epochs:
+        training = old.training.model_copy(update={"epochs": recipe.training.epochs})
+        write_atomically(run.recipe_file, dump_recipe(old.model_copy(update={"training": training})))
 
 
 def _clear(run: Run) -> None:
@@ -183,12 +194,13 @@ def _clear(run: Run) -> None:
 
 
 def _require_same(old: Recipe, new: Recipe, folder: Path) -> None:
-    """A bitwise-identical resume needs the same recipe."""
+    """A bitwise-identical resume needs the same recipe, except that a run may be trained longer."""
     before, after = flattened(old.model_dump(mode="json")), flattened(new.model_dump(mode="json"))
     changed = [
         f"{key} was {before.get(key)}, is {after.get(key)}"
         for key in sorted(before.keys() | after.keys())
         if _unnumbered(before.get(key)) != _unnumbered(after.get(key)) and not key.startswith(MAY_CHANGE)
+        if not (key == LONGER and before[key] < after[key])
     ]
     if changed:
         more = f" (and {len(changed) - MOST_SHOWN} more)" if len(changed) > MOST_SHOWN else ""

@@ -35,6 +35,7 @@ from tico_ssl.training import loop
 from tico_ssl.training.batch_file import save_batch
 from tico_ssl.training.checkpoint import Position, restore, save_checkpoint
 from tico_ssl.training.finite import Watch
+from tico_ssl.training.initial import Start
 from tico_ssl.training.loop import Course, Hooks, parallel
 from tico_ssl.training.monitor import Monitor, measure, note
 from tico_ssl.training.online_knn import OnlineKnn
@@ -48,7 +49,9 @@ from tico_ssl.views.table import left_out
 def train(recipe: Recipe, run: Run, device: torch.device, overwrite: bool = False) -> None:
     """Pretrain by a recipe, and write everything to the run folder."""
     fallbacks.drain()  # of earlier work in this process
-    setup = prepare(recipe, device)
+    start = Start.of(recipe, run, overwrite)
+    setup = prepare(recipe, device, start=start)
+    longer = "" if overwrite else _longer(run, recipe)
     distributed.barrier()  # every process inspects the folder before the main one writes to it
     if distributed.is_main():
         create_run(run.folder, recipe, overwrite)
@@ -57,7 +60,9 @@ def train(recipe: Recipe, run: Run, device: torch.device, overwrite: bool = Fals
     if begin.step > 0 and distributed.is_main() and not holds(run.backbone_file, setup.method.backbone):
         note(run.folder, f"{run.backbone_file} is not that of the checkpoint: it is written again")
         save_backbone(setup.method.backbone, run.backbone_file)
-    _announce(setup, run, begin.step)
+    if begin.step == 0 and start is not None and distributed.is_main():
+        save_backbone(setup.method.backbone, run.initial_file)
+    _announce(setup, run, begin.step, [] if start is None else start.said, longer)
     if begin.step < setup.plan.steps:
         if distributed.is_main():
             require_same_images(setup.source, run.images_file)
@@ -85,7 +90,7 @@ class Setup(Learner):
     loader: Loader
 
 
-def prepare(recipe: Recipe, device: torch.device, source: Source | None = None) -> Setup:
+def prepare(recipe: Recipe, device: torch.device, source: Source | None = None, start: Start | None = None) -> Setup:
     """Open the images, unless they are, and build the network and its optimiser."""
     settings, data = recipe.training, recipe.data
     if settings.parts > 1 and distributed.active():
@@ -100,7 +105,7 @@ def prepare(recipe: Recipe, device: torch.device, source: Source | None = None) 
         survey(source, data.most_bad, bad, workers)
     views = build_views(recipe, device)
     loader = Loader(source, views, settings.batch_size, settings.seed, device, workers, bad, data.on_gpu, store)
-    learner = build_learner(recipe, device, views, loader.steps_per_epoch)
+    learner = build_learner(recipe, device, views, loader.steps_per_epoch, start)
     recipe.method.check_batch(settings.batch_size, settings.batch_size // (distributed.world_size() * settings.parts))
     learner.method.check_data(len(source), source.labels)
     return Setup(**vars(learner), source=source, loader=loader)
@@ -112,10 +117,12 @@ def build_views(recipe: Recipe, device: torch.device) -> Views:
     return Views(recipe.views, data.image_size, data.mean, data.std, precision)
 
 
-def build_learner(recipe: Recipe, device: torch.device, views: Views, steps_per_epoch: int) -> Learner:
+def build_learner(
+    recipe: Recipe, device: torch.device, views: Views, steps_per_epoch: int, start: Start | None = None
+) -> Learner:
     """The network of a recipe with initial weights, its optimiser and its schedule."""
     precision = resolve_precision(recipe.training.precision, device)
-    method, plan = build_method(recipe, device, precision), Plan.of(recipe, steps_per_epoch)
+    method, plan = build_method(recipe, device, precision, start=start), Plan.of(recipe, steps_per_epoch)
     optimizer = build_optimizer(method, recipe.optimizer, plan.peak_lr, method.fixed_rate())
     return Learner(recipe, device, precision, views, plan, method, optimizer)
 
@@ -255,12 +262,16 @@ class _Moments:
         self.watch.saved = done
 
 
-def build_method(recipe: Recipe, device: torch.device, precision: torch.dtype, fused: bool = True) -> Method:
+def build_method(
+    recipe: Recipe, device: torch.device, precision: torch.dtype, fused: bool = True, start: Start | None = None
+) -> Method:
     """The method of a recipe with initial weights, on its device, in training mode. By default BatchNorm is fused where
     steps are captured."""
     torch.manual_seed(derived_seed(recipe.training.seed, "weights"))
     data = recipe.data
     backbone = build_backbone(recipe.backbone, data.image_size, data.mean, data.std)
+    if start is not None:
+        start.load(backbone)
     method = method_of(recipe.method, backbone)
     method = method.to(device, torch.float64 if precision == torch.float64 else torch.float32)
     if fused and resolve_execution(recipe.training.execution, device) == "captured" and by_kernels(device):
@@ -274,7 +285,15 @@ def _class_count(labels: torch.Tensor) -> int:
     return int(labels.max()) + 1 if labels.ndim == 1 else labels.shape[1]
 
 
-def _announce(setup: Setup, run: Run, start: int) -> None:
+def _longer(run: Run, recipe: Recipe) -> str:
+    """What it means that a run is resumed for more epochs than it had, if it is."""
+    before = run.recipe().training.epochs if run.recipe_file.is_file() else recipe.training.epochs
+    if before == recipe.training.epochs:
+        return ""
+    return f", {recipe.training.epochs} epochs instead of {before}: from here on with their learning rates and decays"
+
+
+def _announce(setup: Setup, run: Run, start: int, initial: list[str], longer: str) -> None:
     """Log what is about to run, in a few lines."""
     if not distributed.is_main():
         return
@@ -282,7 +301,7 @@ def _announce(setup: Setup, run: Run, start: int) -> None:
     if start == plan.steps:
         lines = [f"{run.folder} is complete: nothing to train"]
     else:
-        lines = _described(setup) + ([f"continuing after step {start} of {plan.steps}"] if start else [])
+        lines = _described(setup) + ([f"continuing after step {start} of {plan.steps}{longer}"] if start else initial)
     for line in lines:
         note(run.folder, line)
     if start == 0:

@@ -20,6 +20,7 @@ from tico_ssl.training.batch_file import load_batch, save_batch
 from tico_ssl.training.checkpoint import restore, save_checkpoint
 from tico_ssl.training.diagnosis import Explanation, diagnose
 from tico_ssl.training.finite import Watch
+from tico_ssl.training.initial import Start
 from tico_ssl.training.loop import seed_network
 from tico_ssl.training.pretrain import build_learner, build_step, build_views, prepare
 from tico_ssl.training.stop import Stop, batch_file, read_stop, state_file
@@ -52,7 +53,7 @@ def _search(
     """Carry out the steps since the last checkpoint until something is not finite, and save the batch of that step and
     the state before it. Returns the numbers of completed steps at the beginning and the end, and the step, if found."""
     until = None if seconds is None else time.monotonic() + seconds
-    setup = prepare(recipe, device)
+    setup = prepare(recipe, device, start=Start.of(recipe, run))
     method, optimizer = setup.method, setup.optimizer
     begin = restore(run.checkpoint_file, method, optimizer, device).step
     if begin >= stop.noticed:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tico_ssl.config.initial import require_initial
 from tico_ssl.config.recipe import Recipe, load_recipe
 from tico_ssl.data.given import Given, as_source, require_data
 from tico_ssl.results.run_folder import Run, admit, open_run
@@ -33,13 +34,17 @@ def pretrain(
     overrides: Mapping[str, Any] | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    init: str | Path | None = None,
 ) -> Run:
-    """Pretrain a backbone by a recipe. `resume` continues an existing run, or starts a new one."""
+    """Pretrain a backbone by a recipe. `resume` continues an existing run, or starts a new one; `init` is what the
+    backbone starts from (training.init)."""
     if resume and overwrite:
         raise UserError("--resume and --overwrite exclude each other")
-    loaded = _loaded(recipe, data, overrides)
+    loaded = _loaded(recipe, data, overrides if init is None else {**(overrides or {}), "training.init": str(init)})
     run = Run(Path(out).expanduser() if out is not None else default_folder(recipe))
     admit(run.folder, loaded, resume, overwrite)
+    if loaded.training.init is not None and not (resume and run.initial_file.is_file()):
+        require_initial(loaded.training.init)
     with _alone(run.folder):
         admit(run.folder, loaded, resume, overwrite)  # again: another command may have ended since
 
