@@ -202,6 +202,33 @@ def test_small_stems_and_other_channels_are_adapted(channels):
     assert list(strict.unfit) == ["conv1.weight"]
 
 
+def transformer(library, size):
+    if library == "timm":
+        return build_backbone(BackboneConfig(name="timm/test_vit"), size).network
+    from torchvision.models import VisionTransformer
+
+    return VisionTransformer(size, 16, num_layers=1, num_heads=2, hidden_dim=12, mlp_dim=8)
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_position_embeddings_fit_other_image_sizes(library, extra=1):
+    """Those of a plane stay a plane away from its edges, and those of other tokens stay what they are."""
+    theirs, ours = (transformer(library, size) for size in (64, 128))
+    state = theirs.state_dict()
+    key = next(key for key in state if "pos_embed" in key)
+    rows, columns = torch.meshgrid(torch.arange(4.0), torch.arange(4.0), indexing="ij")
+    state[key][0, extra:, 0], state[key][0, extra:, 1] = rows.flatten(), columns.flatten()
+    result = match(ours, state)
+    assert result.whole and "position embeddings interpolated" in result.adapted[key]
+    found = result.found[key]
+    assert torch.equal(found[0, :extra], state[key][0, :extra])
+    grid = found[0, extra:].unflatten(0, (8, 8))
+    inner = (torch.arange(8) + 0.5) / 2 - 0.5
+    torch.testing.assert_close(grid[4, 3:5, 1], inner[3:5])
+    torch.testing.assert_close(grid[3:5, 4, 0], inner[3:5])
+    assert not match(theirs, state).adapted
+
+
 @pytest.fixture
 def weights(tmp_path):
     path = tmp_path / "theirs.pth"

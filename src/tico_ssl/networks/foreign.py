@@ -5,14 +5,16 @@ network that was taken apart into a sequence, whose parts are numbered. The name
 Nothing is unpickled: files are safetensors, or what `torch.load` reads with `weights_only`.
 """
 
+import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -23,6 +25,8 @@ from tico_ssl.runtime.errors import UserError
 Tensors = dict[str, Tensor]
 INSIDE = ("state_dict", "model", "teacher", "classy_state_dict", "base_model", "trunk")  # entries that hold the network
 FOLLOWERS = re.compile(r"momentum|encoder_k|key|target|ema|teacher")  # names of averaged copies, taken if alone
+POSITIONS = re.compile(r"(^|\.)pos_embed(ding)?$")  # of timm's and torchvision's transformers
+TOKENS = (1, 0, 5, 2)  # before those of the patches: class, none, class and registers, class and distillation
 UNIMPORTANT = "num_batches_tracked"  # a counter that only BatchNorm without momentum reads
 MOST_SHOWN = 4  # names in a line
 
@@ -79,7 +83,7 @@ class Match:
 
 def match(network: nn.Module, tensors: Tensors, adapt: bool = True) -> Match:
     """Find the tensors of a network in a checkpoint. With `adapt`, kernels of the first convolution are changed to its
-    size and number of channels."""
+    size and number of channels, and position embeddings to its number of patches."""
     wanted = network.state_dict()
     names, prefix = _naming(network, wanted, tensors)
     first = next((f"{name}.weight" for name, part in network.named_modules() if isinstance(part, nn.Conv2d)), None)
@@ -97,6 +101,8 @@ def match(network: nn.Module, tensors: Tensors, adapt: bool = True) -> Match:
         elif adapt and name == first and theirs.ndim == 4 and len(theirs) == len(value):
             found[name] = fitted_kernel(theirs, value.shape[1], value.shape[2], value.shape[3])
             adapted[name] = f"{change} ({' and '.join(_rules(theirs, value))})"
+        elif adapt and POSITIONS.search(name) and (positions := fitted_positions(theirs, value.shape)) is not None:
+            found[name], adapted[name] = positions, f"{change} (position embeddings interpolated)"
         else:
             unfit[name] = change
     return Match(prefix, found, adapted, unfit, missing, sorted(set(tensors) - used))
@@ -131,6 +137,21 @@ def fitted_kernel(kernel: Tensor, channels: int, height: int, width: int) -> Ten
         kernel = kernel[:, torch.arange(channels) % old] * (old / channels)
     rows, columns = (_covering(a, b).to(kernel) for a, b in zip(kernel.shape[2:], (height, width), strict=True))
     return rows @ kernel @ columns.T
+
+
+def fitted_positions(embeddings: Tensor, shape: Sequence[int]) -> Tensor | None:
+    """Position embeddings (1, tokens, width) for another square of patches, by bicubic interpolation; those of other
+    tokens stay. None if the tokens do not make squares."""
+    if embeddings.ndim != 3 or len(shape) != 3 or embeddings.shape[2] != shape[2]:
+        return None
+    for extra in TOKENS:
+        before, after = math.isqrt(max(0, embeddings.shape[1] - extra)), math.isqrt(max(0, shape[1] - extra))
+        if before > 0 and after > 0 and (before**2 + extra, after**2 + extra) == (embeddings.shape[1], shape[1]):
+            grid = embeddings[:, extra:].float().unflatten(1, (before, before)).permute(0, 3, 1, 2)
+            grid = F.interpolate(grid, (after, after), mode="bicubic", antialias=True, align_corners=False)
+            fitted = grid.permute(0, 2, 3, 1).flatten(1, 2).to(embeddings.dtype)
+            return torch.cat([embeddings[:, :extra], fitted], dim=1)
+    return None
 
 
 def _covering(before: int, after: int) -> Tensor:
