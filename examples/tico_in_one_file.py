@@ -22,6 +22,7 @@ from torchvision.transforms import v2
 
 RHO, BETA, EMA_START = 8.0, 0.9, 0.99
 DIM, HIDDEN, IMAGE_SIZE = 256, 4096, 64
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 BATCH, EPOCHS, BASE_LR, WEIGHT_DECAY, WARMUP = 64, 10, 0.2, 1.5e-6, 1
 
 
@@ -47,9 +48,9 @@ class TwoViews(Dataset[tuple[Tensor, Tensor]]):
     """Two randomly augmented versions of every image of a folder."""
 
     def __init__(self, folder: str | None) -> None:
-        self.files = (
-            sorted(p for p in Path(folder).rglob("*") if p.suffix.lower() in (".jpg", ".png")) if folder else []
-        )
+        self.files = sorted(p for p in Path(folder).rglob("*") if p.suffix.lower() in SUFFIXES) if folder else []
+        if folder and len(self.files) < BATCH:
+            sys.exit(f"{folder}: {len(self.files)} images ({' '.join(SUFFIXES)}), and a batch needs {BATCH}")
         self.view_1, self.view_2 = make_view(blur=1.0, solarise=0.0), make_view(blur=0.1, solarise=0.2)
 
     def __len__(self) -> int:
@@ -129,4 +130,7 @@ def main(folder: str | None) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 2 or sys.argv[1:2] in (["-h"], ["--help"]):
+        print(__doc__)
+        sys.exit()
     main(sys.argv[1] if len(sys.argv) > 1 else None)

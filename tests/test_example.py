@@ -67,5 +67,11 @@ def test_it_trains_and_saves_an_encoder_that_torchvision_loads(
     assert missing.unexpected_keys == []
 
 
+def test_it_refuses_a_folder_without_images(example, tmp_path):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(SystemExit, match=r"0 images \(\.jpg \.jpeg \.png \.webp\), and a batch needs 64"):
+            example.main(str(folder))
+
+
 def test_it_is_short():
     assert len(FILE.read_text().splitlines()) <= 140

@@ -195,3 +195,18 @@ def test_the_decay_of_a_tensor_is_a_tensor(progress):
     decay = cosine_ema_decay(torch.tensor(progress, dtype=torch.float64), 0.99)
     assert isinstance(decay, torch.Tensor)
     assert decay.item() == pytest.approx(cosine_ema_decay(progress, 0.99), **near)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "epochs", "steps", "said"),
+    [
+        (10.0, 100, 70, ""),
+        (10.0, 20, 70, ""),
+        (10.0, 19, 13, "a warm-up of 10 epochs is too long for 19: it takes 1.9"),
+        (10.0, 1, 1, "a warm-up of 10 epochs is too long for 1: it takes 0.14"),
+        (0.0, 1, 0, ""),
+    ],
+)
+def test_a_warmup_that_is_longer_than_half_of_a_run_is_shortened(warmup, epochs, steps, said):
+    plan = Plan.of(load_recipe("demo", {"optimizer.warmup_epochs": warmup, "training.epochs": epochs}), 7)
+    assert (plan.warmup, plan.shortened) == (steps, said)

@@ -6,6 +6,9 @@ from tico_ssl.config.recipe import Recipe
 from tico_ssl.config.sections import OptimizerConfig
 from tico_ssl.optim.schedules import scaled_lr, warmup_cosine, warmup_steps
 
+LONGEST_WARMUP = 0.5  # of a run; one that is longer was meant for a longer run
+SHORT_WARMUP = 0.1  # of a run, instead
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -22,8 +25,18 @@ class Plan:
         """The plan of a recipe for a number of steps per epoch."""
         optimizer, steps = recipe.optimizer, steps_per_epoch * recipe.training.epochs
         peak = scaled_lr(optimizer.lr, recipe.training.batch_size) if optimizer.scale_lr else optimizer.lr
-        warmup = min(round(optimizer.warmup_epochs * steps_per_epoch), steps - 1)
+        warmup = round(optimizer.warmup_epochs * steps_per_epoch)
+        if warmup > LONGEST_WARMUP * steps:
+            warmup = round(SHORT_WARMUP * steps)
         return cls(steps_per_epoch, steps, warmup, peak, optimizer)
+
+    @property
+    def shortened(self) -> str:
+        """What was done to a warm-up that is too long, if it was."""
+        if self.warmup == round(self.optimizer.warmup_epochs * self.steps_per_epoch):
+            return ""
+        epochs, asked = self.steps // self.steps_per_epoch, self.optimizer.warmup_epochs
+        return f"a warm-up of {asked:g} epochs is too long for {epochs}: it takes {self.epoch(self.warmup):.2g}"
 
     @property
     def end_lr(self) -> float:

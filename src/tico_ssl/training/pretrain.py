@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from tico_ssl.config.recipe import Recipe
@@ -16,7 +17,7 @@ from tico_ssl.data.sources import open_training
 from tico_ssl.data.store import store_for
 from tico_ssl.methods._base import Method
 from tico_ssl.methods._base import build_method as method_of
-from tico_ssl.networks.backbones import build_backbone
+from tico_ssl.networks.backbones import Backbone, build_backbone
 from tico_ssl.networks.batch_norm import share_statistics
 from tico_ssl.networks.fused import fuse
 from tico_ssl.networks.recomputing import recompute_blocks
@@ -281,6 +282,13 @@ def build_method(
     return share_statistics(method.to(memory_format=torch.channels_last)).train()
 
 
+def _stem(backbone: Backbone) -> str:
+    """Which stem a ResNet has: that for small images keeps their resolution, and costs as much as images twice as
+    wide and high."""
+    small = isinstance(getattr(backbone.network, "maxpool", None), nn.Identity)
+    return " with the stem for small images" if small else ""
+
+
 def _class_count(labels: torch.Tensor) -> int:
     return int(labels.max()) + 1 if labels.ndim == 1 else labels.shape[1]
 
@@ -319,11 +327,13 @@ def _described(setup: Setup) -> list[str]:
     rule = f" ({recipe.optimizer.lr:g} x {settings.batch_size}/256)" if recipe.optimizer.scale_lr else ""
     lines = [
         f"{recipe.method.name} on {source.name}: {len(source):,} images ({labels}), {setup.loader.storage}",
-        f"{recipe.backbone.name}, {size:.2f} M parameters, {recipe.data.image_size} px; {where}, "
+        f"{recipe.backbone.name}{_stem(setup.method.backbone)}, {size:.2f} M parameters, {recipe.data.image_size} px; "
+        f"{where}, "
         f"{str(setup.precision).removeprefix('torch.')}, {resolve_execution(settings.execution, device)} steps, "
         f"{distributed.world_size()} process(es)",
         f"{settings.epochs} epochs of {setup.plan.steps_per_epoch} steps of {settings.batch_size} images; "
         f"{recipe.optimizer.name}, learning rate {setup.plan.peak_lr:g}{rule}",
+        *([setup.plan.shortened] if setup.plan.shortened else []),
     ]
     without = sorted({name for policy in recipe.views for name in left_out(policy, recipe.backbone.channels)})
     if without:
