@@ -1,7 +1,9 @@
 """Softmax regression on standardised features, its weight decay chosen on held-out training images."""
 
+from typing import NamedTuple
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tico_ssl.features.frozen import Features
 from tico_ssl.features.regression import fit_linear, fit_linears
@@ -11,15 +13,44 @@ from tico_ssl.results.record import Numbers
 from tico_ssl.runtime.randomness import generator
 
 
+class Probe(NamedTuple):
+    """A linear classifier of standardised features, and how they are standardised."""
+
+    linear: nn.Linear
+    mean: Tensor
+    std: Tensor
+    weight_decay: float
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Logits."""
+        logits: Tensor = self.linear((features - self.mean) / self.std)
+        return logits
+
+    @torch.no_grad()
+    def folded(self) -> nn.Linear:
+        """The same classifier as one linear layer on features as they are."""
+        weight = self.linear.weight.double() / self.std
+        bias = self.linear.bias - weight @ self.mean.double()
+        layer = nn.Linear(weight.shape[1], weight.shape[0]).requires_grad_(False)
+        layer.weight.copy_(weight)
+        layer.bias.copy_(bias)
+        return layer
+
+
 def probe(features: Features, config: LinearConfig, device: torch.device) -> Numbers:
     """Accuracy in per cent, and the chosen weight decay. Features move to the device as a whole."""
     train_labels, test_labels = (labels.to(device) for labels in features.labels())
-    train, test = features.train.to(device), features.test.to(device)
-    mean, std = train.mean(0), train.std(0).clamp_min(1e-6)
-    train, test = (train - mean) / std, (test - mean) / std
-    weight_decay = _best_decay(train, train_labels, config)
-    logits = fit_linear(train, train_labels, weight_decay, config.iterations)(test)
-    return top_accuracies(logits, test_labels) | {"weight_decay": weight_decay}
+    fitted = fit_probe(features.train.to(device), train_labels, config)
+    logits = fitted(features.test.to(device))
+    return top_accuracies(logits, test_labels) | {"weight_decay": fitted.weight_decay}
+
+
+def fit_probe(features: Tensor, labels: Tensor, config: LinearConfig, classes: int | None = None) -> Probe:
+    """The classifier of these training images with the best weight decay."""
+    mean, std = features.mean(0), features.std(0).clamp_min(1e-6)
+    features = (features - mean) / std
+    weight_decay = _best_decay(features, labels, config)
+    return Probe(fit_linear(features, labels, weight_decay, config.iterations, classes), mean, std, weight_decay)
 
 
 def _best_decay(train: Tensor, labels: Tensor, config: LinearConfig) -> float:
