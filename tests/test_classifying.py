@@ -18,6 +18,7 @@ from tico_ssl.classifying.finetune import finetune
 from tico_ssl.classifying.held_out import divided
 from tico_ssl.classifying.images import places_of
 from tico_ssl.classifying.journal import Batch, Journal
+from tico_ssl.classifying.place import classifier_file
 from tico_ssl.classifying.predict import predict
 from tico_ssl.classifying.scores import Verdicts, scores_of
 from tico_ssl.classifying.storage import network_of
@@ -63,7 +64,7 @@ def backbone(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(labelled, backbone, tmp_path_factory):
-    return finetune(backbone, str(labelled), tmp_path_factory.mktemp("classifiers") / "linear")
+    return finetune(backbone, str(labelled), tmp_path_factory.mktemp("run") / "classifier")
 
 
 @pytest.fixture
@@ -109,6 +110,7 @@ def test_names_and_their_order_survive_the_file(made, labelled):
         assert best == name and len(others) == 2
         assert probability + sum(p for _, p in others) == pytest.approx(1)
     same = tico_ssl.load_classifier(made.folder / "classifier.safetensors")
+    assert classifier_file(made.folder.parent) == made.folder / "classifier.safetensors"  # of the run folder
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), same.state_dict().values(), strict=True))
 
 
@@ -133,7 +135,7 @@ def test_a_damaged_or_other_file_is_refused(made, backbone, tmp_path):
     damaged = bytearray((made.folder / "classifier.safetensors").read_bytes())
     damaged[-1] ^= 1
     (tmp_path / "damaged.safetensors").write_bytes(damaged)
-    with pytest.raises(UserError, match="the checksum of .* is wrong.*finetune"):
+    with pytest.raises(UserError, match=r"the checksum of .* is wrong.*finetune"):
         tico_ssl.load_classifier(tmp_path / "damaged.safetensors")
 
 
@@ -148,6 +150,17 @@ def test_the_page_shows_mistakes_and_escapes_names(backbone, tmp_path):
     text = (tmp_path / "out" / "report.html").read_text()
     assert "green &lt;b&gt;" in text and "green <b>" not in text
     assert text.count("labelled green") == 1 and "data:image/webp" in text
+
+
+def test_a_folder_val_beside_train_and_test_chooses(backbone, tmp_path, capsys):
+    data = draw(tmp_path / "data" / "train", COLOURS, 4).parent
+    for split in ("val", "test"):
+        draw(data / split, {name: colour for name, colour in COLOURS.items() if name != "=blue"}, 2, seed=1)
+    assert finetune(backbone, str(data), tmp_path / "linear").results["images"] == 4
+    assert "chosen on 4 images of val" in capsys.readouterr().out
+    found = finetune(backbone, str(data), tmp_path / "whole", WHOLE).results
+    assert "12 images; kept is the best epoch on 4 images of val" in capsys.readouterr().out
+    assert found["classes"][0]["recall"] is None
 
 
 def test_scores_are_shares_of_the_counts():
@@ -321,7 +334,7 @@ def test_from_files_to_a_table(labelled, backbone, tmp_path):
     assert "12 images" in said and "images/s" in said
     assert {row["class"] for row in rows_of(table)} == {"red"}
     said = tico("predict", str(out), str(labelled))
-    assert said.count(".png") == predicting.FIRST and "--out" in said
+    assert f"... and {3 * PER_CLASS - predicting.FIRST} more: --out" in said
 
 
 def refused(*words: object) -> str:

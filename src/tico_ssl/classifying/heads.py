@@ -7,9 +7,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
-from tico_ssl.classifying.held_out import divided
+from tico_ssl.classifying.held_out import divided, own_validation
 from tico_ssl.classifying.model import ImageClassifier
 from tico_ssl.classifying.settings import LinearHead, WholeNetwork
 from tico_ssl.classifying.storage import read_classifier, save_classifier
@@ -33,10 +33,19 @@ STATE = "training-"  # beginning of the name of a folder with the state of a tra
 def fitted(context: Context, config: LinearHead, classes: tuple[str, ...]) -> tuple[ImageClassifier, Numbers]:
     """A linear head on the frozen backbone, and its weight decay."""
     backbone = next(iter(context.backbones.lazy.values()))
-    features, places = context.cache.extract(backbone, context.train, context.device, "training features")
-    assert context.train.labels is not None
-    labels = context.train.labels[places].to(context.device)
-    probe = fit_probe(features.to(context.device), labels, config, len(classes))
+
+    def known(source: Source, label: str) -> tuple[Tensor, Tensor]:
+        features, places = context.cache.extract(backbone, source, context.device, f"{label} features")
+        assert source.labels is not None
+        return features.to(context.device), source.labels[places].to(context.device)
+
+    validation = own_validation(context, classes)
+    if validation is not None:
+        say(f"the weight decay is chosen on {len(validation):,} images of {validation.name}")
+    chosen_on = None if validation is None else known(validation, "validation")
+    features, labels = known(context.train, "training")
+    say(f"fitting a linear head to {len(features):,} images")
+    probe = fit_probe(features, labels, config, len(classes), chosen_on)
     return ImageClassifier(backbone.built, probe.folded(), classes), {"weight_decay": probe.weight_decay}
 
 
@@ -46,13 +55,16 @@ def trained(
     """A copy of the whole network after the epoch that is best on held-out training images, and that epoch. State is
     kept in the folder, so that an interrupted training continues."""
     assert context.train.labels is not None
-    kept, out = divided(context.train.labels, config.held_out, config.seed)
-    chosen_by = f"the best epoch on {len(out):,} held-out ones" if len(out) else "the last epoch"
+    own = own_validation(context, classes)
+    kept, out = divided(context.train.labels, 0.0 if own else config.held_out, config.seed)
+    validation = own or context.train.subset(out)
+    kind = validation.name if own else "the training images, held out"
+    chosen_by = f"the best epoch on {len(validation):,} images of {kind}" if len(validation) else "the last epoch"
     say(f"training on {len(kept):,} images; kept is {chosen_by}")
     images = digest_of(context)
     state = folder / f"{STATE}{_identity(context, config, images)}"
     checkpoint = None if images is None else state / "last.pt"
-    best = BestEpoch(state / "best.safetensors", context.train.subset(out), context, classes)
+    best = BestEpoch(state / "best.safetensors", validation, context, classes)
     if distributed.is_main():
         for file in (state / "last.pt", best.file):
             remove_temporaries(file)

@@ -25,6 +25,7 @@ def print_predictions(found: Predictions, out: str | None) -> None:
 
 def _print_rows(found: Predictions) -> None:
     table = Table("file", "class", "probability", "then", box=None)
+    table.columns[0].overflow = "fold"  # a name differs from others at its end
     table.columns[2].justify = "right"
     for file, name, probability, *others in found.first:
         then = [f"{other} {100 * float(p):.1f} %" for other, p in zip(others[::2], others[1::2])]

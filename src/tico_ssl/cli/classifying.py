@@ -47,7 +47,9 @@ def finetune(
 
 @app.command()
 def predict(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder of `tico finetune`, or its classifier file.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Folder or file of `tico finetune`, or its run folder.")
+    ],
     images: Annotated[
         list[str],
         typer.Argument(metavar="IMAGES...", help="Folders, image files, patterns ('photos/*.jpg'), or as for --data."),

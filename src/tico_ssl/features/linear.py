@@ -45,11 +45,21 @@ def probe(features: Features, config: LinearConfig, device: torch.device) -> Num
     return top_accuracies(logits, test_labels) | {"weight_decay": fitted.weight_decay}
 
 
-def fit_probe(features: Tensor, labels: Tensor, config: LinearConfig, classes: int | None = None) -> Probe:
-    """The classifier of these training images with the best weight decay."""
+def fit_probe(
+    features: Tensor,
+    labels: Tensor,
+    config: LinearConfig,
+    classes: int | None = None,
+    validation: tuple[Tensor, Tensor] | None = None,
+) -> Probe:
+    """The classifier of these training images with the best weight decay: on validation images, given as features and
+    labels, or else on training images that are held out for the choice."""
     mean, std = features.mean(0), features.std(0).clamp_min(1e-6)
     features = (features - mean) / std
-    weight_decay = _best_decay(features, labels, config)
+    if validation is None:
+        weight_decay = _best_decay(features, labels, config)
+    else:
+        weight_decay = _best_on((features, labels), ((validation[0] - mean) / std, validation[1]), config)
     return Probe(fit_linear(features, labels, weight_decay, config.iterations, classes), mean, std, weight_decay)
 
 
@@ -59,8 +69,14 @@ def _best_decay(train: Tensor, labels: Tensor, config: LinearConfig) -> float:
     order = torch.randperm(len(train), generator=generator(config.seed, "probe")).to(train.device)
     held = max(1, round(config.held_out * len(train)))
     out, kept = order[:held], order[held:]
+    return _best_on((train[kept], labels[kept]), (train[out], labels[out]), config, int(labels.max()) + 1)
 
-    classes = int(labels.max()) + 1
-    linears = fit_linears(train[kept], labels[kept], config.weight_decays, config.iterations, classes)
-    right = [int((linear(train[out]).argmax(dim=1) == labels[out]).sum()) for linear in linears]
+
+def _best_on(
+    train: tuple[Tensor, Tensor], validation: tuple[Tensor, Tensor], config: LinearConfig, classes: int | None = None
+) -> float:
+    """The weight decay of the most accurate classifier, the smallest of equally good ones; from features and labels."""
+    linears = fit_linears(*train, config.weight_decays, config.iterations, classes)
+    features, labels = validation
+    right = [int((linear(features).argmax(dim=1) == labels).sum()) for linear in linears]
     return config.weight_decays[right.index(max(right))]
