@@ -188,7 +188,7 @@ def whole(labelled, backbone, tmp_path_factory):
 
 def test_the_whole_network_is_trained_and_its_best_epoch_kept(whole, made):
     assert whole.results["settings"]["head"] == "whole"
-    assert whole.results["chosen"].keys() == {"epoch", "validation_top1"}
+    assert whole.results["chosen"].keys() == {"epoch", "validation_top1", "validation_images"}
     before, after = (tico_ssl.load_classifier(each.folder).backbone for each in (made, whole))
     assert not torch.equal(next(before.parameters()), next(after.parameters()))
     assert not list(whole.folder.glob("training-*"))

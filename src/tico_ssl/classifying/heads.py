@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tico_ssl.classifying.held_out import divided, own_validation
 from tico_ssl.classifying.model import ImageClassifier
 from tico_ssl.classifying.settings import LinearHead, WholeNetwork
-from tico_ssl.classifying.storage import read_classifier, save_classifier
+from tico_ssl.classifying.storage import About, read_classifier, save_classifier
 from tico_ssl.config.views import shorter_side
 from tico_ssl.data.source import Source
 from tico_ssl.evaluations._classification.training import Classifier, Job, train_classifier
@@ -46,7 +46,9 @@ def fitted(context: Context, config: LinearHead, classes: tuple[str, ...]) -> tu
     features, labels = known(context.train, "training")
     say(f"fitting a linear head to {len(features):,} images")
     probe = fit_probe(features, labels, config, len(classes), chosen_on)
-    return ImageClassifier(backbone.built, probe.folded(), classes), {"weight_decay": probe.weight_decay}
+    images = len(chosen_on[1]) if chosen_on is not None else max(1, round(config.held_out * len(labels)))
+    chosen = {"weight_decay": probe.weight_decay, "validation_images": images}
+    return ImageClassifier(backbone.built, probe.folded(), classes), chosen
 
 
 def trained(
@@ -75,7 +77,8 @@ def trained(
     job = Job("finetune", source, len(classes), config, context.device, checkpoint, best)
     classifier = train_classifier(job, backbone, [config.lr_head], config.lr_backbone)
     if distributed.is_main():
-        return read_classifier(best.file)[0], best.numbers()
+        model, about = read_classifier(best.file)
+        return model, _numbers(about) | {"validation_images": len(validation)}
     return best.model(classifier), {}
 
 
@@ -91,6 +94,10 @@ def _identity(context: Context, config: WholeNetwork, images: str | None) -> str
     return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:8]
 
 
+def _numbers(about: About) -> Numbers:
+    return {name: float(value) for name, value in about.items() if isinstance(value, int | float)}
+
+
 @dataclass
 class BestEpoch:
     """Keeps the network of the epoch with the highest accuracy on validation images, the later of equal ones: without
@@ -100,14 +107,18 @@ class BestEpoch:
     validation: Source
     context: Context
     classes: tuple[str, ...]
+    highest: float | None = None
+    """Accuracy of the network in the file, in per cent, once that was read or written."""
 
     def __call__(self, epoch: int, epochs: int, classifier: Classifier) -> None:
         """After an epoch; not after every one if there are many."""
         if not distributed.is_main() or (epoch < epochs and epoch % -(-epochs // CHOICES)):
             return
         found = self._accuracy(classifier) if len(self.validation) else 0.0
-        before = self.numbers()["validation_top1"] if self.file.is_file() else -1.0
-        if found >= before:
+        if self.highest is None and self.file.is_file():  # the training was resumed
+            self.highest = _numbers(read_classifier(self.file)[1])["validation_top1"]
+        if self.highest is None or found >= self.highest:
+            self.highest = found
             save_classifier(self.model(classifier), self.file, {"epoch": epoch, "validation_top1": found})
 
     def model(self, classifier: Classifier) -> ImageClassifier:
@@ -115,11 +126,6 @@ class BestEpoch:
         head = classifier.heads[0]
         assert isinstance(head, nn.Linear)
         return ImageClassifier(classifier.backbone, head, self.classes)
-
-    def numbers(self) -> Numbers:
-        """Which epoch was best, and its accuracy in per cent."""
-        about = read_classifier(self.file)[1]
-        return {name: float(value) for name, value in about.items() if isinstance(value, int | float)}
 
     def _accuracy(self, classifier: Classifier) -> float:
         features, places = extract(classifier.backbone, self.validation, self.context.device)

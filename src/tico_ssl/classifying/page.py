@@ -44,7 +44,7 @@ def shown_mistakes(verdicts: Verdicts, source: Source, classes: tuple[str, ...])
 
 def page_of(title: str, results: dict[str, Any], mistakes: list[Mistake]) -> str:
     """The whole page, from what results.json holds."""
-    sections = [_classes(results), *_confusions(results), _mistakes(mistakes)]
+    sections = [_mistakes(mistakes), *_confusions(results), _classes(results)]
     title = printable(title)
     return page(f"{title} · tico classifier", _header(title, results), sections)
 

@@ -14,6 +14,8 @@ from tico_ssl.networks.storage import Description, described, plain_state, read_
 from tico_ssl.runtime.errors import UserError
 
 BACKBONE, HEAD = "backbone.", "head."  # beginnings of the tensors' names
+About = dict[str, str | float | None]
+"""Where a classifier comes from, in words and numbers."""
 REMEDY = "`tico finetune` makes it again"
 
 
@@ -21,7 +23,7 @@ class ClassifierDescription(Description):
     """How to rebuild a classifier: the metadata of its file, which may come from anyone."""
 
     classes: Annotated[tuple[str, ...], Field(min_length=2, strict=False)]
-    about: dict[str, str | float | None]
+    about: About
 
 
 class Deployable(NamedTuple):
@@ -35,7 +37,7 @@ class Deployable(NamedTuple):
     classes: tuple[str, ...]
 
 
-def save_classifier(model: ImageClassifier, path: Path, about: dict[str, str | float | None]) -> None:
+def save_classifier(model: ImageClassifier, path: Path, about: About) -> None:
     """Write the file atomically, with a checksum of every tensor. `about` says where the classifier comes from."""
     state = {f"{BACKBONE}{name}": value for name, value in plain_state(model.backbone).items()}
     state |= {f"{HEAD}{name}": value.detach().cpu().contiguous() for name, value in model.head.state_dict().items()}
@@ -47,7 +49,7 @@ def load_classifier(path: str | Path) -> ImageClassifier:
     return read_classifier(classifier_file(path))[0]
 
 
-def read_classifier(file: Path) -> tuple[ImageClassifier, dict[str, str | float | None]]:
+def read_classifier(file: Path) -> tuple[ImageClassifier, About]:
     """A classifier, and what its file says about it."""
     state, description = read_described(file, REMEDY)
     if "classes" not in description:
