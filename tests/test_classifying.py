@@ -158,9 +158,20 @@ def test_a_folder_val_beside_train_and_test_chooses(backbone, tmp_path, capsys):
         draw(data / split, {name: colour for name, colour in COLOURS.items() if name != "=blue"}, 2, seed=1)
     assert finetune(backbone, str(data), tmp_path / "linear").results["images"] == 4
     assert "chosen on 4 images of val" in capsys.readouterr().out
-    found = finetune(backbone, str(data), tmp_path / "whole", WHOLE).results
+    found = finetune(backbone, str(data), tmp_path / "whole", WHOLE | {"epochs": 1}).results
     assert "12 images; kept is the best epoch on 4 images of val" in capsys.readouterr().out
     assert found["classes"][0]["recall"] is None
+
+
+def test_an_untrained_model_by_name_is_taken_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    labels = np.arange(20) % 2
+    images = (random.integers(0, 60, (20, 16, 16, 3)) + 150 * labels[:, None, None, None]).astype(np.uint8)
+    np.savez("shades.npz", images=images, labels=labels)
+    made = finetune("tico/resnet10-w4", "shades.npz")
+    assert (made.results["accuracy"], made.results["backbone"]) == (100, "untrained")
+    assert tico_ssl.load_classifier(made.folder).classes == ("0", "1")
 
 
 def test_scores_are_shares_of_the_counts():

@@ -119,7 +119,8 @@ def _mistakes(mistakes: list[Mistake]) -> Section:
         return Section("mistakes", "Mistakes", [paragraph("No test image is named wrongly.")])
     text = "The test images that are named wrongly with the highest probability. Some may have a wrong label."
     rows = [_mistake(mistake) for mistake in mistakes]
-    return Section("mistakes", "Mistakes", [paragraph(text), tag("div", rows, class_="gallery")])
+    gallery = tag("div", rows, class_="gallery", style="grid-template-columns:repeat(auto-fill,minmax(15rem,1fr))")
+    return Section("mistakes", "Mistakes", [paragraph(text), gallery])
 
 
 def _mistake(mistake: Mistake) -> Html:
