@@ -24,7 +24,7 @@ from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import load_backbone, save_backbone
 from tico_ssl.results.run_folder import create_run
 
-VERBS = ["pretrain", "evaluate", "embed", "export", "study", "bench", "list", "describe"]
+VERBS = ["pretrain", "evaluate", "embed", "export", "finetune", "predict", "study", "bench", "list", "describe"]
 CATALOGUES = ["recipes", "studies", "methods", "views", "data", "backbones", "evaluations", "exporting"]
 TINY = [
     "training.epochs=1",

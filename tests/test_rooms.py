@@ -34,10 +34,11 @@ ROOMS = (
     "features",
     "training",
     "evaluations",
-    "exporting",
     "bench",
     "studies",
     "report",
+    "classifying",
+    "exporting",
 )
 ABOVE = {"", "__main__", "cli", "listing", "theory"}  # what stands beside the rooms
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from tico_ssl.runtime import lazy
 
 if TYPE_CHECKING:
+    from tico_ssl.classifying.storage import load_classifier
     from tico_ssl.evaluations._evaluate import evaluate
     from tico_ssl.exporting._writing import export
     from tico_ssl.features.embedding import embed
@@ -29,6 +30,7 @@ __all__ = [
     "evaluate",
     "export",
     "load_backbone",
+    "load_classifier",
     "pretrain",
     "study",
     "tico_loss",
@@ -44,6 +46,7 @@ __getattr__ = lazy.attributes(
         "evaluate": "evaluations._evaluate",
         "export": "exporting._writing",
         "load_backbone": "networks.storage",
+        "load_classifier": "classifying.storage",
         "pretrain": "training.start",
         "study": "studies",
         "tico_loss": "methods.tico",

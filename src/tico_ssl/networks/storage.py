@@ -23,6 +23,7 @@ from tico_ssl.runtime.progress import say
 
 ENTRY = "tico_ssl"  # of the file's metadata
 EARLY = {"config", "image_size", "mean", "std"}  # all that was in it before there were checksums
+REMEDY = "`tico pretrain --resume` writes the backbone of a run again"
 _unverified: set[Path] = set()  # files of which this was said
 
 
@@ -34,26 +35,19 @@ def plain_state(backbone: Backbone) -> dict[str, Tensor]:
 
 def save_backbone(backbone: Backbone, path: Path) -> None:
     """Write the file atomically, with a checksum of every tensor."""
-    state, description = plain_state(backbone), _described(backbone)
-    description["checksums"] = checksums([state, description])
-    # All in one entry: their order in the file is a matter of chance.
-    content = save(state, metadata={ENTRY: json.dumps(description)})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with written_atomically(path) as temporary:
-        temporary.write_bytes(content)
+    write_described(path, plain_state(backbone), described(backbone))
 
 
 def load_backbone(source: str | Path) -> Backbone:
     """The backbone of a run folder or a .safetensors file, in evaluation mode: normalised images to features."""
-    state, about = described_state(backbone_file(source))
-    backbone = build_backbone(about.config, about.image_size, about.mean, about.std)
-    backbone.network.load_state_dict(state)
-    return backbone.eval()
+    path = backbone_file(source)
+    state, about = described_state(path)
+    return rebuilt(path, about, state)
 
 
 def described_state(path: Path) -> tuple[dict[str, Tensor], "Description"]:
     """The verified tensors of a backbone file, and the network that they belong to."""
-    state, description = _read(path)
+    state, description = read_described(path)
     about = validate(Description, description, f"{path}: metadata")
     _require_match(path, about, state)
     return state, about
@@ -71,14 +65,14 @@ def is_ours(path: Path) -> bool:
 def holds(path: Path, backbone: Backbone) -> bool:
     """Whether this file is that of this backbone, and undamaged."""
     try:
-        state, description = _read(path)
+        state, description = read_described(path)
         description["config"] = BackboneConfig.model_validate(description["config"]).model_dump(mode="json")
     except (ValueError, OSError):  # also a UserError
         return False
-    return checksums([state, description]) == checksums([plain_state(backbone), _described(backbone)])
+    return checksums([state, description]) == checksums([plain_state(backbone), described(backbone)])
 
 
-def _described(backbone: Backbone) -> dict[str, Any]:
+def described(backbone: Backbone) -> dict[str, Any]:
     """How to rebuild the network of the file."""
     # Folded weights belong to a network without standardisation.
     config = backbone.config.model_copy(update={"weight_standardisation": False})
@@ -90,8 +84,19 @@ def _described(backbone: Backbone) -> dict[str, Any]:
     }
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a file and the description of their network, if they are as they were written."""
+def write_described(path: Path, state: dict[str, Tensor], description: dict[str, Any]) -> None:
+    """Write tensors and the description of their network atomically, with a checksum of each."""
+    # All in one entry: their order in the file is a matter of chance.
+    about = description | {"checksums": checksums([state, description])}
+    content = save(state, metadata={ENTRY: json.dumps(about)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_atomically(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def read_described(path: Path, again: str = REMEDY) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a file and the description of their network, if they are as they were written; `again` says how to
+    write the file anew."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -109,7 +114,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except (ValueError, TypeError, AttributeError, RecursionError):
         wrong = "its metadata cannot be read"
     if wrong is not None:
-        raise UserError(f"{path}: damaged, {wrong}; `tico pretrain --resume` writes the backbone of a run again")
+        raise UserError(f"{path}: damaged, {wrong}; {again}")
     if early and path not in _unverified:
         _unverified.add(path)
         say(f"{path} is from a version without checksums: it is used unverified")
@@ -123,6 +128,14 @@ class Description(Section):
     image_size: Annotated[int, Field(ge=1, le=4096)]
     mean: Values
     std: Values
+
+
+def rebuilt(path: Path, about: Description, state: dict[str, Tensor]) -> Backbone:
+    """The backbone that a file describes, with its weights, in evaluation mode."""
+    _require_match(path, about, state)
+    backbone = build_backbone(about.config, about.image_size, about.mean, about.std)
+    backbone.network.load_state_dict(state)
+    return backbone.eval()
 
 
 def _require_match(path: Path, about: Description, state: dict[str, Tensor]) -> None:

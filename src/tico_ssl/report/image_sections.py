@@ -112,9 +112,9 @@ def classes(picture: Picture) -> Section:
     share = 100 * picture.confusion / np.maximum(picture.confusion.sum(1), 1)[:, None]
     charts = [_class_accuracy(picture.classes, picture.confusion, share)]
     if len(picture.classes) <= MOST_CLASSES:
-        charts.append(_confusion(picture.classes, share))
+        charts.append(confusion_chart(picture.classes, share))
     content = [figure(chart) for chart in charts]
-    if rows := _mistakes(picture.classes, share):
+    if rows := common_mistakes(picture.classes, share):
         content.append(folded("The ten most common mistakes", table(["class", "predicted as", "share"], rows)))
     return Section("classes", "Classes", content, charts)
 
@@ -138,7 +138,8 @@ def _class_accuracy(names: list[str], confusion: np.ndarray, share: np.ndarray) 
     )
 
 
-def _confusion(names: list[str], share: np.ndarray) -> Chart:
+def confusion_chart(names: list[str], share: np.ndarray) -> Chart:
+    """The confusion matrix, in per cent of every true class."""
     return Chart(
         "confusion",
         "Confusion matrix",
@@ -153,7 +154,7 @@ def _confusion(names: list[str], share: np.ndarray) -> Chart:
     )
 
 
-def _mistakes(names: list[str], share: np.ndarray) -> list[list[Cell | Html | str]]:
+def common_mistakes(names: list[str], share: np.ndarray) -> list[list[Cell | Html | str]]:
     """The ten pairs of classes with the largest share of confusions."""
     wrong = share * (1 - np.eye(len(share)))
     pairs = [(int(i), int(j)) for i, j in zip(*np.nonzero(wrong))]

@@ -5,7 +5,7 @@ An interrupted training resumes, bitwise-identical on a CPU: order and crops are
 
 import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,6 +97,8 @@ class Job:
     settings: Settings
     device: torch.device
     checkpoint_file: Path | None = None
+    after_epoch: Callable[[int, int, Classifier], None] | None = None
+    """Called in every process after an epoch, with its number and that of all; the classifier is in training mode."""
 
 
 def train_classifier(
@@ -154,6 +156,7 @@ class _Moments:
             log=self.log,
             save_due=self.save_due,
             save=self.save,
+            between=self.between,
             check=self.check,
         )
 
@@ -172,6 +175,10 @@ class _Moments:
         self.display.status(f"loss {loss:.3f}")
         if self.display.line_due(done):
             say(f"{self.job.name}  epoch {done // self.steps_per_epoch}/{self.epochs}  loss {loss:.3f}")
+
+    def between(self, done: int) -> None:
+        if self.job.after_epoch is not None and self.epoch_ended(done):
+            self.job.after_epoch(done // self.steps_per_epoch, self.epochs, self.classifier)
 
     def save_due(self, done: int) -> bool:
         between = self.epoch_ended(done) and done < self.steps

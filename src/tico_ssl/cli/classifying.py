@@ -1,0 +1,75 @@
+"""Verbs of classifiers: finetune, predict."""
+
+from typing import Annotated
+
+import typer
+
+from tico_ssl.cli._app import DataOption, app, changes_of, exit_code
+
+
+@app.command()
+def finetune(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="A run folder, a backbone file, or a model, untrained: torchvision/resnet18."
+        ),
+    ],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE ...]",
+            help="Settings: head=linear (default; fitted to frozen features) or head=whole (trains the whole network), "
+            "epochs=30, lr_backbone=0.01, lr_head=0.1, held_out=0.1, seed=0, ...",
+        ),
+    ] = None,
+    data: DataOption = None,
+    out: Annotated[
+        str | None, typer.Option(help="Folder to write; by default classifier/ in the run folder or beside the file.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the classifier if there is one.")] = False,
+) -> None:
+    """Make a classifier from a backbone and labelled images. Writes the model, its accuracy and a page about it."""
+    from tico_ssl.classifying.finetune import finetune as make
+    from tico_ssl.runtime.progress import is_main, say
+
+    try:
+        made = make(run, data, out, changes_of(words or []), overwrite)
+    except KeyboardInterrupt as stop:
+        say(str(stop) or "stopped; the same command continues")
+        raise typer.Exit(exit_code(stop)) from stop
+    if not is_main():
+        return
+    say(f"\nwrote      {made.folder}/classifier.safetensors, results.json, report.html")
+    say(f"use it     tico predict {made.folder} IMAGES --out predictions.csv")
+    say(made.summary)
+
+
+@app.command()
+def predict(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Folder or file of `tico finetune`, or its run folder.")
+    ],
+    images: Annotated[
+        list[str],
+        typer.Argument(metavar="IMAGES...", help="Folders, image files, patterns ('photos/*.jpg'), or as for --data."),
+    ],
+    out: Annotated[
+        str | None, typer.Option(help="File to write: .csv, .jsonl or .parquet; by default a short table is printed.")
+    ] = None,
+    top: Annotated[int, typer.Option(help="Number of classes to name per image.", min=1)] = 5,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the file if it exists, and start anew.")
+    ] = False,
+) -> None:
+    """Name the likeliest classes of images. The same command continues after an interruption."""
+    from tico_ssl.classifying.predict import predict as work
+    from tico_ssl.classifying.summary import print_predictions
+    from tico_ssl.runtime.progress import say
+
+    try:
+        found = work(model, images, out, top, overwrite)
+    except KeyboardInterrupt as stop:
+        say("stopped" if out is None else "stopped; the same command continues")
+        raise typer.Exit(exit_code(stop)) from stop
+    print_predictions(found, out)
