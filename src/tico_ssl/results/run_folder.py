@@ -75,6 +75,11 @@ class Run:
         return self.folder / "checkpoints" / "backbone.safetensors"
 
     @property
+    def initial_file(self) -> Path:
+        """The backbone before training, of a run that started from weights."""
+        return self.folder / "checkpoints" / "initial.safetensors"
+
+    @property
     def bad_files_file(self) -> Path:
         return self.folder / "bad_files.jsonl"
 

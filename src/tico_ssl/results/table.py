@@ -1,8 +1,9 @@
 """Tables in the terminal: of an evaluation, or of any head and rows."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from rich.cells import cell_len
 from rich.measure import Measurement as Width
 from rich.table import Table
 from rich.text import Text
@@ -11,6 +12,8 @@ from tico_ssl.results.metrics import Measurement, measurements
 from tico_ssl.results.record import Result, duration
 from tico_ssl.results.verdict import verdict
 from tico_ssl.runtime.progress import console
+
+FRAME = 3  # characters around a cell: a rule and two spaces
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Sheet:
     head: list[str]
     rows: list[list[Cell]]
     notes: list[str]
+    beside: Collection[int] = field(default=(), kw_only=True)
+    """Columns that belong to the one before, such as `untrained`."""
 
     @property
     def left(self) -> list[int]:
@@ -45,9 +50,10 @@ def print_results(results: Sequence[Result]) -> None:
     """A row per metric, a column per representation, the difference due to training, and the verdict."""
     names = list(dict.fromkeys(name for result in results for name in result.numbers))
     compared = {"trained", "untrained"} <= set(names)
+    difference = "over initial" if "initial" in names else "difference"
     table = Table(title=_title(results[0]), title_justify="left", title_style="")
     table.add_column("protocol")
-    for name in [*names, "difference"] if compared else names:
+    for name in [*names, difference] if compared else names:
         table.add_column(name, justify="right")
     for result in results:
         for found in measurements(result.protocol, result.numbers):
@@ -78,8 +84,37 @@ def in_a_line(result: Result) -> str:
     return f"{result.protocol}: {shown[0].title} {values}{took}"
 
 
-def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int]) -> None:
-    """As a table if it fits the terminal, else (in a file, in a narrow window) as Markdown, whose lines wrap better."""
+def print_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int], beside: Collection[int] = ()
+) -> None:
+    """On a terminal as a table, else (in a file, in a pipe) as Markdown. One that is too wide becomes several, one
+    below the other, each with the first column; those in `beside` stay with the one before."""
+    widths = [max(map(cell_len, column)) for column in zip(head, *rows)]
+    for number, columns in enumerate(_fitting(widths, beside, console.width)):
+        if number:
+            console.print()
+        aligned = [place for place, column in enumerate(columns) if column in left]
+        _print_part([head[i] for i in columns], [[row[i] for i in columns] for row in rows], aligned)
+
+
+def _fitting(widths: Sequence[int], beside: Collection[int], most: int) -> list[list[int]]:
+    """Columns of as few tables as have room for all in this width."""
+    units: list[list[int]] = []
+    for column in range(1, len(widths)):
+        if column in beside and units:
+            units[-1].append(column)
+        else:
+            units.append([column])
+    tables: list[list[int]] = [[0]]
+    for unit in units:
+        whole = 1 + sum(widths[column] + FRAME for column in (*tables[-1], *unit))
+        if whole > most and len(tables[-1]) > 1:
+            tables.append([0])
+        tables[-1] += unit
+    return tables
+
+
+def _print_part(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int]) -> None:
     table = Table()
     for column, name in enumerate(head):
         table.add_column(Text(name), justify="left" if column in left else "right")
@@ -89,7 +124,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collec
     if console.is_terminal and whole <= console.width:
         console.print(table)
         return
-    for line in markdown_lines(head, rows, left):
+    for line in markdown_lines(head, rows, left):  # whose lines wrap better
         console.print(line, markup=False)
 
 
