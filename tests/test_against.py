@@ -15,6 +15,7 @@ from tico_ssl import evaluate
 from tico_ssl.cli import app
 from tico_ssl.config.recipe import dump_recipe, load_recipe
 from tico_ssl.config.sections import BackboneConfig
+from tico_ssl.evaluations._classification import training
 from tico_ssl.evaluations._context import open_context
 from tico_ssl.evaluations._detection import protocol as detection
 from tico_ssl.evaluations._estimate import measure_pace
@@ -108,6 +109,7 @@ def made(tmp_path_factory):
             Image.fromarray(image).resize((64, 56)).save(path)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setattr(training, "gc", SimpleNamespace(collect=lambda: None))  # which takes as long as all the rest
         write_models(folder)
         write_arrays()
         beside = evaluated("a.safetensors", ON_FILES, "jpegs", ["b.safetensors"])
