@@ -32,6 +32,7 @@ from tico_ssl.results.finished import finished
 from tico_ssl.results.reading import read_record
 from tico_ssl.results.record import Result
 from tico_ssl.results.run_folder import Run
+from tico_ssl.results.table import print_results
 from tico_ssl.results.verdict import collapse_verdict, verdict
 from tico_ssl.runtime.errors import UserError
 
@@ -260,6 +261,19 @@ def test_the_verdict_is_over_the_initial_weights_where_there_are_any():
     assert collapse_verdict({}, worse) == "no"  # it is far from untrained
     beside = verdict([("linear", columns(trained=80.0, untrained=41.0, b=90.0))])
     assert str(beside).endswith("against 41.0 % untrained (which counts) and 90.0 % of b.")
+
+
+def test_the_table_shows_the_gain_over_the_initial_weights_and_other_models_last(capsys):
+    data = {"source": "x", "train": 1, "test": 1, "split": "given"}
+    numbers = columns(b=90.0, trained=80.0, initial=84.1, untrained=41.0)
+    numbers["trained"] |= {"top5": 99.0}
+    numbers["untrained"] |= {"top5": 50.0}
+    print_results([Result("linear", {}, data, "c", 0, numbers, 1.0)])
+    lines = [line.strip("|").split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    head, _, top1, top5 = ([cell.strip() for cell in line] for line in lines)
+    assert head == ["protocol", "trained", "initial", "untrained", "over initial", "b"]
+    assert top1 == ["linear top1 (%)", "80.0", "84.1", "41.0", "-4.1", "90.0"]
+    assert top5 == ["linear top5 (%)", "99.0", "", "50.0", "", ""]  # not over anything else
 
 
 # ---------------------------------------------------------------------------------------------------- detection

@@ -81,7 +81,7 @@ def others_beside(run: str | Path, against: Sequence[str | Path]) -> dict[str, O
     """The models to compare a run with, by column: the weights that it started from, if any, and those given."""
     initial = Run(Path(run).expanduser()).initial_file
     found = {INITIAL: Other.parse(initial)} if initial.is_file() else {}
-    taken = {TRAINED, INITIAL, UNTRAINED, PIXELS}
+    taken = {TRAINED, INITIAL, UNTRAINED, PIXELS, "difference"}
     for given in against:
         other = Other.parse(given)
         if (name := next((name for name in other.names() if name not in taken), None)) is None:

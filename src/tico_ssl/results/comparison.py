@@ -202,10 +202,11 @@ def _notes(records: Sequence[Record], shown: Sequence[Quantity]) -> list[str]:
         if unlike := [protocol for protocol in protocols if _differ(records, protocol, what)]:
             words = f"not all runs were evaluated with the same {what}, so these numbers are not strictly comparable."
             notes.append(f"{', '.join(unlike)}: {words}")
+    missing: dict[str, list[str]] = {}
     for protocol in protocols:
-        missing = [record.name for record in records if protocol not in record.current_results]
-        if missing:
-            notes.append(f"{protocol}: not measured for {some(missing)}.")
+        names = [record.name for record in records if protocol not in record.current_results]
+        missing.setdefault(some(names), []).append(protocol)
+    notes += [f"{', '.join(unmeasured)}: not measured for {names}." for names, unmeasured in missing.items() if names]
     machines = {json.dumps([r.environment.get("gpu"), r.environment.get("processor")]) for r in records}
     if len(machines) > 1:
         notes.append("Runs were made on different machines, so seconds and images/s are not comparable.")

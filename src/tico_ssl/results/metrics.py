@@ -82,13 +82,8 @@ class Measurement(Quantity):
         """The column that decides whether pretraining helped: the weights it started from, if any, else untrained."""
         return next((name for name in ("initial", "untrained") if name in self.values), None)
 
-    @property
-    def gain(self) -> float | None:
-        """Difference between trained and the reference, in the metric's unit; None without either."""
-        return None if self.reference is None else self.gain_over(self.reference)
-
     def gain_over(self, column: str) -> float | None:
-        """Difference between trained and another column; None without either."""
+        """Difference between trained and another column, in the metric's unit; None without either."""
         if not {"trained", column} <= self.values.keys():
             return None
         return self.values["trained"] - self.values[column]

@@ -13,6 +13,7 @@ from tico_ssl.results.record import Result, duration
 from tico_ssl.results.verdict import verdict
 from tico_ssl.runtime.progress import console
 
+OWN = ("trained", "initial", "untrained", "pixels")  # columns of every run, in order; other models come after them
 FRAME = 3  # characters around a cell: a rule and two spaces
 
 
@@ -48,25 +49,26 @@ class Sheet:
 
 def print_results(results: Sequence[Result]) -> None:
     """A row per metric, a column per representation, the difference due to training, and the verdict."""
-    names = list(dict.fromkeys(name for result in results for name in result.numbers))
-    compared = {"trained", "untrained"} <= set(names)
-    difference = "over initial" if "initial" in names else "difference"
-    table = Table(title=_title(results[0]), title_justify="left", title_style="")
-    table.add_column("protocol")
-    for name in [*names, difference] if compared else names:
-        table.add_column(name, justify="right")
-    for result in results:
-        for found in measurements(result.protocol, result.numbers):
-            cells = [found.text(name) for name in names]
-            table.add_row(f"{result.protocol} {found.title}", *cells, *([_difference(found)] if compared else []))
+    found = dict.fromkeys(name for result in results for name in result.numbers)
+    names = [*(name for name in OWN if name in found), *(name for name in found if name not in OWN)]
+    every = [one for result in results for one in measurements(result.protocol, result.numbers)]
+    columns = {name: [one.text(name) for one in every] for name in names}
+    if {"trained", "untrained"} <= found.keys():
+        reference, title = ("initial", "over initial") if "initial" in found else ("untrained", "difference")
+        others = {name: columns.pop(name) for name in names if name not in OWN}  # come last
+        columns |= {title: [_difference(one, reference) for one in every]} | others
+    head = ["protocol", *columns]
+    rows = [[f"{one.protocol} {one.title}", *texts] for one, texts in zip(every, zip(*columns.values()), strict=True)]
     console.print()
-    console.print(table)
+    console.print(_title(results[0]), markup=False)
+    print_table(head, rows, left=[0])
     if (said := verdict((result.protocol, result.numbers) for result in results)) is not None:
         console.print(str(said), markup=False)
 
 
-def _difference(found: Measurement) -> str:
-    return "" if found.gain is None else f"{found.gain:+.{found.metric.digits}f}"
+def _difference(found: Measurement, reference: str) -> str:
+    gain = found.gain_over(reference)
+    return "" if gain is None else f"{gain:+.{found.metric.digits}f}"
 
 
 def _title(result: Result) -> str:
