@@ -1,6 +1,7 @@
 """Models beside the one under evaluation: their numbers are those of each alone, and they are found in every table."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -269,8 +270,8 @@ def test_the_table_shows_the_gain_over_the_initial_weights_and_other_models_last
     numbers["trained"] |= {"top5": 99.0}
     numbers["untrained"] |= {"top5": 50.0}
     print_results([Result("linear", {}, data, "c", 0, numbers, 1.0)])
-    lines = [line.strip("|").split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    head, _, top1, top5 = ([cell.strip() for cell in line] for line in lines)
+    lines = [re.split("[│┃]", line)[1:-1] for line in capsys.readouterr().out.splitlines() if line[:1] in "│┃"]
+    head, top1, top5 = ([cell.strip() for cell in line] for line in lines if line)
     assert head == ["protocol", "trained", "initial", "untrained", "over initial", "b"]
     assert top1 == ["linear top1 (%)", "80.0", "84.1", "41.0", "-4.1", "90.0"]
     assert top5 == ["linear top5 (%)", "99.0", "", "50.0", "", ""]  # not over anything else

@@ -61,7 +61,7 @@ def print_results(results: Sequence[Result]) -> None:
     rows = [[f"{one.protocol} {one.title}", *texts] for one, texts in zip(every, zip(*columns.values()), strict=True)]
     console.print()
     console.print(_title(results[0]), markup=False)
-    print_table(head, rows, left=[0])
+    print_table(head, rows, left=[0], drawn=True)
     if (said := verdict((result.protocol, result.numbers) for result in results)) is not None:
         console.print(str(said), markup=False)
 
@@ -87,16 +87,20 @@ def in_a_line(result: Result) -> str:
 
 
 def print_table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int], beside: Collection[int] = ()
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    left: Collection[int],
+    beside: Collection[int] = (),
+    drawn: bool = False,
 ) -> None:
-    """On a terminal as a table, else (in a file, in a pipe) as Markdown. One that is too wide becomes several, one
-    below the other, each with the first column; those in `beside` stay with the one before."""
+    """On a terminal, or if `drawn`, as a table, else (in a file, in a pipe) as Markdown. One that is too wide becomes
+    several, one below the other, each with the first column; those in `beside` stay with the one before."""
     widths = [max(map(cell_len, column)) for column in zip(head, *rows)]
     for number, columns in enumerate(_fitting(widths, beside, console.width)):
         if number:
             console.print()
         aligned = [place for place, column in enumerate(columns) if column in left]
-        _print_part([head[i] for i in columns], [[row[i] for i in columns] for row in rows], aligned)
+        _print_part([head[i] for i in columns], [[row[i] for i in columns] for row in rows], aligned, drawn)
 
 
 def _fitting(widths: Sequence[int], beside: Collection[int], most: int) -> list[list[int]]:
@@ -116,14 +120,14 @@ def _fitting(widths: Sequence[int], beside: Collection[int], most: int) -> list[
     return tables
 
 
-def _print_part(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int]) -> None:
+def _print_part(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int], drawn: bool) -> None:
     table = Table()
     for column, name in enumerate(head):
         table.add_column(Text(name), justify="left" if column in left else "right")
     for row in rows:
         table.add_row(*map(Text, row))
     whole = Width.get(console, console.options.update(max_width=1_000), table).maximum
-    if console.is_terminal and whole <= console.width:
+    if (drawn or console.is_terminal) and whole <= console.width:
         console.print(table)
         return
     for line in markdown_lines(head, rows, left):  # whose lines wrap better
