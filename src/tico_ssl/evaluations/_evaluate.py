@@ -66,11 +66,7 @@ def evaluate_all(
     against = [against] if isinstance(against, str | Path) else list(against)
     everything = ALL in protocols
     chosen = cheap_first(catalogue.entries("evaluations")) if everything else list(protocols)
-    given = overrides_by_protocol(chosen, overrides or {})
-    for protocol in chosen:  # a misspelt name or key is an error before the work begins
-        kind = catalogue.declaration("evaluations", protocol, "Config")
-        validate(kind, given[protocol], f"evaluation {protocol}")
-        declared(protocol)
+    given = _checked_settings(chosen, overrides or {})
     if quick:
         chosen = _quick_ones(chosen, everything)
     require_subject(run, data)
@@ -92,6 +88,16 @@ def evaluate_all(
     if session.unsaved:
         raise NotSaved("; ".join(session.unsaved), results)
     return results
+
+
+def _checked_settings(protocols: Sequence[str], overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Settings of each protocol; a misspelt name or key is an error before the work begins."""
+    given = overrides_by_protocol(protocols, overrides)
+    for protocol in protocols:
+        kind = catalogue.declaration("evaluations", protocol, "Config")
+        validate(kind, given[protocol], f"evaluation {protocol}")
+        declared(protocol)
+    return given
 
 
 def _quick_ones(protocols: Sequence[str], everything: bool) -> list[str]:

@@ -65,16 +65,15 @@ class Other:
         elif self.weights is not None and not Path(self.weights).expanduser().is_file():
             raise UserError(f"{self.weights}: no such file")
 
-    def names(self) -> tuple[str, str]:
-        """Names for its column: a short one, and one that tells it from others of that name. Both may be file names."""
+    def names(self) -> list[str]:
+        """Names for its column: a short one, and longer ones that tell it from others. They can be file names."""
         path = Path(self.model).expanduser().resolve()
         last = path.name if path.is_dir() else path.stem
         if is_model_name(self.model):
-            last, whole = self.model.partition("/")[2], self.given
+            names = [self.model.partition("/")[2], self.given]
         else:
-            whole = f"{path.parent.name}/{last}"
-        short, long = (re.sub(r"[^\w.+=-]+", "-", name).strip("-") for name in (last, whole))
-        return short, long
+            names = [last, f"{path.parent.name}/{last}", str(path)]
+        return [re.sub(r"[^\w.+=-]+", "-", name).strip("-") for name in names]
 
 
 def others_beside(run: str | Path, against: Sequence[str | Path]) -> dict[str, Other]:
@@ -84,7 +83,8 @@ def others_beside(run: str | Path, against: Sequence[str | Path]) -> dict[str, O
     taken = {TRAINED, INITIAL, UNTRAINED, PIXELS, "difference"}
     for given in against:
         other = Other.parse(given)
-        if (name := next((name for name in other.names() if name not in taken), None)) is None:
+        name = next((name for name in other.names() if name not in taken), None)
+        if name is None or other in found.values():
             raise UserError(f"--against {given}: given twice")
         taken.add(name)
         found[name] = other
