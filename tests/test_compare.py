@@ -37,6 +37,15 @@ def made_run(folder, knn=None, epoch=2.0, settings=None, gpu=None, **overrides):
     return folder
 
 
+def add_result(folder, protocol, numbers, **data):
+    """A further result of a made run."""
+    run = Run(folder)
+    made = {"protocol": protocol, "numbers": numbers, "settings": {}, "data": data, "seconds": 1.0}
+    with run.results_file.open("a") as file:
+        file.write(json.dumps(made | {"checkpoint": digest(run.backbone_file)}) + "\n")
+    return folder
+
+
 def row(comparison, name) -> dict:
     cells = next(cells for cells in comparison.rows if cells[0].text == name)
     return dict(zip(comparison.head, cells))
@@ -178,3 +187,73 @@ def test_an_unknown_form_is_one_line(three, capsys):
         main()
     assert stopped.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+# ---------------------------------------------------------------------------------------------------- further columns
+
+
+@pytest.fixture
+def beside(tmp_path):
+    """A run that started from weights and was compared with another model, and one of an older version."""
+    first = made_run(tmp_path / "a")
+    numbers = {"trained": 60.0, "initial": 55.0, "untrained": 10.0, "resnet50": 70.0, "pixels": 20.0}
+    found = {name: {"top1_k20": value, "top1_k200": value - 1} for name, value in numbers.items()}
+    add_result(first, "knn", found, source="x", against={"resnet50": {"model": "timm/resnet50=w"}})
+    numbers = {"trained": {"rankme": 7.0, "embedding_rankme": 3.0}, "untrained": {"rankme": 2.0}}
+    add_result(first, "rankme", numbers, source="x")
+    old = {"trained": {"top1_k20": 50.0}, "untrained": {"top1_k20": 11.0}}
+    old = add_result(made_run(tmp_path / "b", **{"method.rho": 1.0}), "knn", old, source="x")
+    return [first, old]
+
+
+def test_models_beside_the_run_have_columns_and_older_results_leave_them_empty(beside):
+    comparison = comparison_of(read_records(beside))
+    assert comparison.head[6:-1] == ["knn top1_k20", "initial", "untrained", "resnet50", "rankme rankme", "untrained"]
+    texts = [cells[6:-1] for cells in comparison.texts]
+    assert texts == [["60.0", "55.0", "10.0", "70.0", "7.0", "2.0"], ["50.0", "", "11.0", "", "", ""]]
+    assert not any("same data" in note for note in comparison.notes)  # other models beside change no number
+    head = next(csv.reader(io.StringIO(compare(beside, "csv")[1])))
+    assert {"knn top1_k20 initial", "knn top1_k20 resnet50", "rankme rankme untrained"} <= set(head)
+
+
+def test_every_metric_is_there_if_asked_for(beside, capsys):
+    few, every = comparison_of(read_records(beside)), comparison_of(read_records(beside), every=True)
+    assert [str(one) for one in few.shown] == ["knn top1_k20", "rankme rankme"]
+    added = ["knn top1_k200", "rankme embedding_rankme"]
+    assert sorted({str(one) for one in every.shown} - {str(one) for one in few.shown}) == added
+    assert (few.left_out, every.left_out) == (2, 0)
+    words = ["compare", *map(str, beside)]
+    assert "--all shows 2 more metrics" in CliRunner().invoke(app, words).output
+    assert "knn top1_k200" in CliRunner().invoke(app, [*words, "--all"]).output
+
+
+def test_a_wide_table_becomes_several_that_fit(beside):
+    text = CliRunner().invoke(app, ["compare", *map(str, beside), "--all"], env={"COLUMNS": "80"}).output
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert max(map(len, lines)) <= 80
+    heads = [line for line in lines if line.startswith("| run")]
+    assert len(heads) > 1
+    assert all(head.count("| knn") <= head.count("| initial") for head in heads)  # what belongs together stays together
+    numbers = [cell.strip() for line in lines if line.startswith("| a ") for cell in line.split("|")]
+    assert {"60.0", "55.0", "70.0", "59.0", "7.0", "3.0"} <= set(numbers)
+
+
+# ---------------------------------------------------------------------------------------------------- no runs
+
+
+def test_what_is_no_run_is_passed_over_and_said_in_one_line(three, tmp_path, capsys):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "planned").mkdir()
+    (tmp_path / "planned" / "study.yaml").write_text("{}")
+    others = [tmp_path / name for name in ("models", "notes.txt", "planned")]
+    comparison, text = compare([others[0], *three, *others[1:]], "csv")
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1
+    assert all(str(place) in said.err for place in others)
+    assert said.out == ""  # where the table goes
+    assert (comparison.rows, text) == (compare(three)[0].rows, compare(three, "csv")[1])
+    with pytest.raises(UserError, match="none of these is a run folder"):
+        compare(others)
+    with pytest.raises(UserError, match="nowhere: not a run folder"):  # a misspelt name is a mistake
+        compare([three[0], tmp_path / "nowhere"])

@@ -58,10 +58,10 @@ def test_what_is_shown_follows_from_the_declaration():
     numbers = {"trained": {"top1": 50.0, "top5": 90.0, "weight_decay": 1e-4}, "untrained": {"top1": 20.0, "top5": 60.0}}
     found = measurements("linear", numbers)
     assert [one.title for one in found] == ["top1 (%)", "top5 (%)"]
-    assert [one.gain for one in found] == [30.0, 30.0]
+    assert [one.gain_over("untrained") for one in found] == [30.0, 30.0]
     (alpha,) = measurements("alpha-req", {"trained": {"alpha": 1.23456}})
     assert alpha.text("trained") == "1.235"
-    assert (alpha.text("untrained"), alpha.gain) == ("", None)
+    assert (alpha.text("untrained"), alpha.gain_over("untrained")) == ("", None)
 
 
 def test_names_that_depend_on_settings_are_declared_by_a_pattern():

@@ -563,6 +563,14 @@ def test_what_is_not_a_run_is_one_line(tmp_path, capsys, verb):
         assert "not a run folder" in line
 
 
+def test_what_is_no_run_among_several_is_passed_over(tmp_path, monkeypatch, capsys, page_alone):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    run = made_run(tmp_path / "run")
+    assert report([tmp_path / "models", run.folder], points=0) == run.folder / "report.html"
+    assert capsys.readouterr().err == f"passed over, since not a run folder: {tmp_path / 'models'}\n"
+
+
 def test_a_broken_recipe_and_an_empty_study_are_one_line(tmp_path):
     (tmp_path / "recipe.yaml").write_text("[1, 2]")
     with pytest.raises(UserError, match="not a recipe"):

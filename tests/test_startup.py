@@ -66,6 +66,8 @@ MISTAKES = [
     ("evaluate taken knn", "taken"),
     ("evaluate run knn --data nowhere", "nowhere"),
     ("evaluate tico/resnet10-w2 knn", "--data"),
+    ("evaluate run knn --against nowhere", "nowhere"),
+    ("evaluate run knn --against timm/resnet18=gone.pth", "gone.pth"),
     ("embed nowhere", "nowhere"),
     ("embed run --out features.xyz", "features.xyz"),
     ("embed run --data nowhere", "nowhere"),

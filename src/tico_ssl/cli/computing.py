@@ -118,6 +118,14 @@ def evaluate(
     ] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Compute everything again, and cache nothing.")] = False,
     bf16: BF16Option = False,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Compare with a run, a backbone file, a model by name (random), or NAME=WEIGHTS; by default none. "
+            "Repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Evaluate a backbone beside an untrained one. `all`: by every protocol that the data allow, cheap ones first."""
     from tico_ssl.evaluations._evaluate import ALL, evaluate_all, imported
@@ -134,7 +142,9 @@ def evaluate(
     try:
         subject = run if weights is None else str(imported(run, weights, data))
         cache, anew = not no_cache, again or no_cache
-        results, unsaved = evaluate_all(subject, protocols, data, overrides, cache, bf16, anew, quick), None
+        beside = against or []
+        results = evaluate_all(subject, protocols, data, overrides, cache, bf16, anew, quick, beside)
+        unsaved = None
     except NotSaved as error:
         results, unsaved = error.results, error
     except KeyboardInterrupt as stop:

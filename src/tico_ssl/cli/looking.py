@@ -11,7 +11,7 @@ from tico_ssl.runtime.printing import printable_lines
 @app.command()
 def report(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="One or several run folders, or the folder of a study.")
+        list[str], typer.Argument(metavar="RUN...", help="Run folders, or that of a study; others are passed over.")
     ],
     data: DataOption = None,
     out: Annotated[
@@ -31,16 +31,21 @@ def report(
 
 @app.command()
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders or study folders.")],
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Run folders or study folders; others are passed over.")
+    ],
     format: Annotated[str | None, typer.Option(help="markdown, csv or latex; by default a terminal table.")] = None,
     out: Annotated[str | None, typer.Option(help="File to write: .md, .csv or .tex; by default the terminal.")] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="All metrics of every protocol; by default the first of each.")
+    ] = False,
 ) -> None:
     """Compare runs in one table. A row per recipe, with mean and standard deviation over seeds."""
     from tico_ssl.results.comparison import compare as measure
     from tico_ssl.results.comparison import show
     from tico_ssl.runtime.progress import say
 
-    comparison, text = measure(runs, format, out)
+    comparison, text = measure(runs, format, out, every)
     if out is not None:
         say(f"wrote      {out}")
     elif format is not None:

@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -21,10 +21,11 @@ from tico_ssl.data.store import open_stored
 from tico_ssl.features.cache import FeatureCache
 from tico_ssl.features.extraction import needed_side, pixels
 from tico_ssl.features.frozen import Features, frozen_features
-from tico_ssl.features.lazy import LazyBackbones
+from tico_ssl.features.homes import INITIAL, PIXELS, TRAINED, UNTRAINED
+from tico_ssl.features.lazy import LazyBackbone, LazyBackbones, ready
 from tico_ssl.features.splits import splits
-from tico_ssl.features.subjects import open_subject, untrained_twin
-from tico_ssl.networks.backbones import SMALL_IMAGE
+from tico_ssl.features.subjects import Subject, open_others, open_subject, untrained_twin
+from tico_ssl.networks.backbones import SMALL_IMAGE, Backbone
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import choose_device
@@ -37,7 +38,8 @@ from tico_ssl.runtime.progress import say
 
 @dataclass
 class Context:
-    """A trained backbone, an untrained twin, and data to evaluate them on. Features are extracted once.
+    """A trained backbone, an untrained twin, models to compare with, and data to evaluate them on. Features are
+    extracted once.
 
     `cache` keeps features, and `home` the state of long protocols, between commands; both are optional.
     """
@@ -51,20 +53,22 @@ class Context:
     device: torch.device = field(default_factory=choose_device)
     cache: FeatureCache = field(default_factory=lambda: FeatureCache(None))
     home: Path | None = None
-    reopen: Callable[[int], Source] | None = None
-    """The training images again, with large JPEGs reduced in decoding only down to this shorter side."""
+    reopen: Callable[[int], tuple[Source, Source]] | None = None
+    """Both splits again, with large JPEGs reduced in decoding only down to this shorter side."""
     run: Path | None = None
     """The run folder of the backbone, if it has one: its recipe defines views and a projector."""
     protocol: str = "this protocol"
     """The protocol's name: that of the catalogue, or a dotted path."""
     kept: dict[Any, Any] = field(default_factory=dict)
     """Intermediate results that protocols share, such as features of augmented views."""
+    others: dict[str, dict[str, str]] = field(default_factory=dict)
+    """What the further columns are: the folder or file of each model, and its checkpoint."""
 
     @cached_property
     def representations(self) -> list[str]:
         """The representations under comparison."""
         small = self.train.images is not None and max(self.train.images.shape[-2:]) <= SMALL_IMAGE
-        return [*self.backbones, *(["pixels"] if small and self.test.images is not None else [])]
+        return [*self.backbones, *([PIXELS] if small and self.test.images is not None else [])]
 
     def labels(self, several: bool = False) -> tuple[Tensor, Tensor]:
         """The class of every training and test image; a UserError where there is none, before any work is done. With
@@ -75,30 +79,56 @@ class Context:
 
     def features(self, representation: str, whole: bool = False) -> Features:
         """Features of both splits under one representation: of central crops, or of whole images (squash resize)."""
-        key = (representation, whole and not self._square)
+        key = (representation, whole and representation != PIXELS and not self._square(representation))
         if key not in self._features:
-            if representation == "pixels":
+            if representation == PIXELS:
                 features = Features(pixels(self.train), pixels(self.test), self.train.labels, self.test.labels)
                 self._features[key] = features
             else:
-                self._extract(key[1])
+                self._extract(*key)
         return self._features[key]
 
-    def _extract(self, whole: bool) -> None:
-        """Features under all backbones, in one pass over the images."""
-        unbuilt = [*self.backbones.lazy.values()]
-        made = frozen_features(unbuilt, self.train, self.test, self.device, self.cache, whole)
-        self._features.update({(name, whole): one for name, one in zip(self.backbones, made, strict=True)})
+    def _extract(self, representation: str, whole: bool) -> None:
+        """Features under a backbone and all with the same input, in one pass over the images."""
+        names = next(names for names in self.alike if representation in names)
+        unbuilt = [self.backbones.lazy[name] for name in names]
+        made = frozen_features(unbuilt, *self.images(representation), self.device, self.cache, whole)
+        self._features.update({(name, whole): one for name, one in zip(names, made, strict=True)})
+
+    @cached_property
+    def alike(self) -> list[list[str]]:
+        """Names of the backbones; those that see the same pixels are together."""
+        found: dict[tuple[object, ...], list[str]] = {}
+        for name, lazy in self.backbones.lazy.items():
+            found.setdefault((lazy.like.image_size, lazy.like.mean, lazy.like.std), []).append(name)
+        return list(found.values())
+
+    def images(self, name: str) -> tuple[Source, Source]:
+        """Training and test images as a backbone needs them: large JPEGs at the resolution of its input."""
+        return self.images_for(self.backbones.lazy[name].like)
+
+    def images_for(self, backbone: Backbone) -> tuple[Source, Source]:
+        """The same for a backbone that may be none of these."""
+        first, shorter = next(iter(self.backbones.lazy.values())).like, needed_side(backbone)
+        arrays = self.train.images is not None and self.test.images is not None
+        if arrays or self.reopen is None or shorter == needed_side(first):
+            return self.train, self.test
+        if shorter not in self._reopened:
+            self._reopened[shorter] = self.reopen(shorter)
+        return self._reopened[shorter]
+
+    @cached_property
+    def _reopened(self) -> dict[int, tuple[Source, Source]]:
+        return {}
 
     @property
     def image_size(self) -> int:
-        """Side in pixels of the backbones' input."""
+        """Side in pixels of the input of the backbone under evaluation."""
         return next(iter(self.backbones.lazy.values())).like.image_size
 
-    @cached_property
-    def _square(self) -> bool:
-        """Whether all images have the network's input size, so that the central crop is the whole image."""
-        side = self.image_size
+    def _square(self, name: str) -> bool:
+        """Whether all images have a network's input size, so that the central crop is the whole image."""
+        side = self.backbones.lazy[name].like.image_size
         return all(s.images is not None and s.images.shape[-2:] == (side, side) for s in (self.train, self.test))
 
     @cached_property
@@ -107,7 +137,7 @@ class Context:
 
     def training_images(self, shorter: int) -> Source:
         """For random crops: arrays as they are, files decoded at a sufficient shorter side."""
-        return self.train if self.train.images is not None or self.reopen is None else self.reopen(shorter)
+        return self.train if self.train.images is not None or self.reopen is None else self.reopen(shorter)[0]
 
     def compare(
         self, config: Section, measure: Callable[[Features], Numbers], representations: Sequence[str] | None = None
@@ -120,15 +150,25 @@ class Context:
 
     def result(self, config: Section, numbers: dict[str, Numbers], seconds: float, **about_data: Any) -> Result:
         """A result with everything that it depends on."""
-        settings, data = config.model_dump(mode="json"), self.data | about_data
+        settings, data = config.model_dump(mode="json"), self.data_of_results | about_data
         return Result(self.protocol, settings, data, self.checkpoint, self.seed, numbers, round(seconds, 2))
 
-    def part(self, config: Section, name: str, make: Callable[[Path | None], Numbers]) -> Numbers:
+    @property
+    def data_of_results(self) -> dict[str, Any]:
+        """The data, and the models to compare with, as results describe them."""
+        return self.data | ({"against": self.others} if self.others else {})
+
+    def part(
+        self, config: Section, name: str, make: Callable[[Path | None], Numbers], column: str | None = None
+    ) -> Numbers:
         """The metrics of a part of a long protocol, computed once. `make` gets a path, without suffix, for its
-        checkpoint. Without a fingerprint of the images, nothing is kept."""
+        checkpoint. `column` is that of the part, if it is not its name. Without a fingerprint of the images, nothing is
+        kept."""
         if self.home is None or None in self._images:
             return make(None)
-        decisive = [config.model_dump(mode="json"), self.data, self.checkpoint, self.seed, self._images]
+        column = column or name
+        weights = self.backbones.lazy[column].identity if column in self.others else self.checkpoint
+        decisive = [config.model_dump(mode="json"), self.data, weights, self.seed, self._images]
         short = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:8]
         place = self.home / "evaluations" / f"{self.protocol}-{short}" / name
         finished = place.with_name(f"{name}.json")
@@ -181,33 +221,57 @@ def _finished(file: Path) -> Numbers | None:
     return numbers[0]
 
 
-def open_context(run: str | Path, data: Given | None = None, cache: bool = False, bf16: bool = False) -> Context:
+def open_context(
+    run: str | Path,
+    data: Given | None = None,
+    cache: bool = False,
+    bf16: bool = False,
+    against: Sequence[str | Path] = (),
+) -> Context:
     """Open the backbones and data of a run, a backbone file or a model by name. With `cache`, features and the state of
-    long protocols are kept in the run's folder. With `bf16`, frozen features are computed in bf16."""
+    long protocols are kept in the run's folder. With `bf16`, frozen features are computed in bf16. `against` are models
+    to compare with, on the same images."""
     subject = open_subject(run, data)
     backbone, config, seed, device = subject.backbone, subject.data, subject.seed, choose_device()
-    channels, shorter = backbone.config.channels, needed_side(backbone)
-    test = open_stored(config, "test", channels, shorter)
 
-    def training(shorter: int) -> tuple[Source, Source, str]:
-        return splits(required(open_stored(config, "train", channels, shorter), config), test, seed)
+    def opened(shorter: int) -> tuple[Source, Source, str]:
+        channels = backbone.config.channels
+        train = required(open_stored(config, "train", channels, shorter), config)
+        return splits(train, open_stored(config, "test", channels, shorter), seed)
 
-    train, test_images, how = training(shorter)
+    train, test, how = opened(needed_side(backbone))
     twin = untrained_twin(backbone, train, seed, device, config.reduced_decoding)
-    backbones = LazyBackbones({"trained": backbone, "untrained": twin} if subject.trained else {"untrained": twin})
     dtype = torch.bfloat16 if bf16 else torch.float32
-    described = {"source": shown(config), "train": len(train), "test": len(test_images), "split": how}
+    described = {"source": shown(config), "train": len(train), "test": len(test), "split": how}
     described |= {"precision": "bf16"} if bf16 else {}
-    return Context(
-        backbones,
+    context = Context(
+        LazyBackbones({TRAINED: backbone, UNTRAINED: twin} if subject.trained else {UNTRAINED: twin}),
         train,
-        test_images,
+        test,
         described,
         subject.checkpoint,
         seed,
         device,
         FeatureCache(subject.home / "features" if cache else None, config.reduced_decoding, dtype),
         subject.home if cache else None,
-        lambda shorter: training(shorter)[0],
+        lambda shorter: opened(shorter)[:2],
         subject.home if Path(run).expanduser().is_dir() else None,
     )
+    _put_beside(context, open_others(run, against, subject))
+    return context
+
+
+def _put_beside(context: Context, others: Mapping[str, Subject]) -> None:
+    """Add models to compare with. The order of the columns is that of the table."""
+    columns: dict[str, Backbone | LazyBackbone] = {**context.backbones.lazy}
+    for name, other in others.items():
+        folder = None if name == INITIAL else other.home / "features"
+        if other.trained:
+            columns[name] = ready(other.backbone, folder)
+        else:
+            train, _ = context.images_for(other.backbone)
+            twin = untrained_twin(other.backbone, train, other.seed, context.device, context.cache.reduced_decoding)
+            columns[name] = replace(twin, folder=folder)
+        context.others[name] = other.described
+    order = [name for name in dict.fromkeys((TRAINED, INITIAL, UNTRAINED, *columns)) if name in columns]
+    context.backbones = LazyBackbones({name: columns[name] for name in order})

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter
 from typing import NamedTuple
 
@@ -55,14 +55,28 @@ class Pace:
 
 
 def measure_pace(context: Context) -> Pace:
-    """Time a copy of the backbone, and a few images."""
+    """Time a copy of a backbone of each architecture and input size, and a few images; their mean over all
+    backbones."""
+    timed: dict[tuple[str, int], tuple[float, float, float]] = {}
+    found = []
+    for name, lazy in context.backbones.lazy.items():
+        kind = lazy.like.config.name, lazy.like.image_size
+        if kind not in timed:
+            timed[kind] = _seconds_per_image(context, name)
+        found.append(timed[kind])
+    ahead = context.device.type == "cuda" and context.train.images is None
+    frozen, trained, feeding = map(fmean, zip(*found))
+    return Pace(frozen, trained, feeding, ahead)
+
+
+def _seconds_per_image(context: Context, name: str) -> tuple[float, float, float]:
+    """Through a backbone, frozen and trained, and to decode and crop."""
     device = context.device
-    backbone = copy.deepcopy(context.backbones[next(iter(context.backbones))]).to(device).requires_grad_(True)
+    backbone = copy.deepcopy(context.backbones.lazy[name].like).to(device).requires_grad_(True)
     backbone = backbone.to(memory_format=torch.channels_last)
     with torch.random.fork_rng(devices=[]):  # a network may draw random numbers
         frozen, trained = _network_seconds(backbone, device)
-    ahead = device.type == "cuda" and context.train.images is None
-    return Pace(frozen, trained, _feeding_seconds(context.train, backbone, device), ahead)
+    return frozen, trained, _feeding_seconds(context.train, backbone, device)
 
 
 def _network_seconds(backbone: Backbone, device: torch.device) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from tico_ssl.config.section import validate
 from tico_ssl.data.given import Given, in_words
 from tico_ssl.evaluations._cost import COSTS, cheap_first, cost_of
 from tico_ssl.evaluations._single import NotSaved
-from tico_ssl.features.homes import require_subject
+from tico_ssl.features.homes import others_beside, require_subject
 from tico_ssl.results.metrics import declared
 from tico_ssl.results.record import Result
 from tico_ssl.runtime.errors import UserError
@@ -27,12 +27,14 @@ def evaluate(
     weights: str | Path | None = None,
     cache: bool = True,
     bf16: bool = False,
+    against: Sequence[str | Path] = (),
 ) -> Result:
     """Evaluate a run, a backbone file or a model by name, and append the result to its results.jsonl. If it cannot be
-    written, this is said, and the result returned all the same. With `bf16`, frozen features are computed in bf16."""
+    written, this is said, and the result returned all the same. With `bf16`, frozen features are computed in bf16.
+    `against` are models to compare with: further columns, on the same images."""
     subject = run if weights is None else imported(run, weights, data)
     try:
-        return evaluate_all(subject, [protocol], data, overrides, cache, bf16)[0]
+        return evaluate_all(subject, [protocol], data, overrides, cache, bf16, against=against)[0]
     except NotSaved as error:
         say(f"warning: {error}")
         return error.results[0]
@@ -54,21 +56,22 @@ def evaluate_all(
     bf16: bool = False,
     again: bool = True,
     quick: bool = False,
+    against: Sequence[str | Path] = (),
 ) -> list[Result]:
     """The same by several protocols; those that need the same context share it. An override `few-shot.draws` is for one
     protocol, `seed` for all that have it. `all` is every protocol that the data allow, cheap ones first; the others are
     named with a reason. Without `again`, `all` takes results that exist already. A `quick` look needs features only, of
-    some of the images. Results that cannot be written are raised as NotSaved, after the last protocol."""
+    some of the images. `against` are models to compare with: runs, backbone files, models by name, and NAME=WEIGHTS.
+    Results that cannot be written are raised as NotSaved, after the last protocol."""
+    against = [against] if isinstance(against, str | Path) else list(against)
     everything = ALL in protocols
     chosen = cheap_first(catalogue.entries("evaluations")) if everything else list(protocols)
-    given = overrides_by_protocol(chosen, overrides or {})
-    for protocol in chosen:  # a misspelt name or key is an error before the work begins
-        kind = catalogue.declaration("evaluations", protocol, "Config")
-        validate(kind, given[protocol], f"evaluation {protocol}")
-        declared(protocol)
+    given = _checked_settings(chosen, overrides or {})
     if quick:
         chosen = _quick_ones(chosen, everything)
     require_subject(run, data)
+    for other in others_beside(run, against).values():
+        other.require()
 
     from tico_ssl.evaluations._session import Asked, Session
     from tico_ssl.runtime import distributed
@@ -76,7 +79,8 @@ def evaluate_all(
 
     device = choose_device()
     tune_process(device)
-    session = Session(Asked(run, data, given, cache, bf16, everything, again or not everything or quick, quick))
+    anew = again or not everything or quick
+    session = Session(Asked(run, data, given, cache, bf16, everything, anew, quick, against))
     with distributed.session(device):  # one for all protocols: a process group is initialised once per launch
         results = list(session.results(chosen))
     if not results:
@@ -84,6 +88,16 @@ def evaluate_all(
     if session.unsaved:
         raise NotSaved("; ".join(session.unsaved), results)
     return results
+
+
+def _checked_settings(protocols: Sequence[str], overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Settings of each protocol; a misspelt name or key is an error before the work begins."""
+    given = overrides_by_protocol(protocols, overrides)
+    for protocol in protocols:
+        kind = catalogue.declaration("evaluations", protocol, "Config")
+        validate(kind, given[protocol], f"evaluation {protocol}")
+        declared(protocol)
+    return given
 
 
 def _quick_ones(protocols: Sequence[str], everything: bool) -> list[str]:

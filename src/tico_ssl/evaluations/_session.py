@@ -1,6 +1,7 @@
 """Protocols one after the other, on contexts that they share: said before, done, or taken as done already."""
 
 import hashlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Any
 from tico_ssl.config import catalogue
 from tico_ssl.config.section import Section, validate
 from tico_ssl.data.given import Given
+from tico_ssl.data.source import Source
 from tico_ssl.evaluations._context import Context, open_context
 from tico_ssl.evaluations._estimate import Pace, measure_pace
 from tico_ssl.evaluations._single import NotSaved, evaluate_with
@@ -41,6 +43,8 @@ class Asked:
     again: bool
     """Compute results that exist already."""
     quick: bool
+    against: Sequence[str | Path] = ()
+    """Models to compare with."""
 
 
 class Session:
@@ -96,7 +100,7 @@ class Session:
         if not isinstance(context, Context):
             return None
         settings, images = config.model_dump(mode="json"), digest_of(context)
-        like = Result(protocol, settings, context.data, context.checkpoint, context.seed, {}, 0.0, images)
+        like = Result(protocol, settings, context.data_of_results, context.checkpoint, context.seed, {}, 0.0, images)
         return finished(self._earlier, like)
 
     @cached_property
@@ -143,13 +147,17 @@ class Session:
 
     def _context(self, protocol: str) -> Any:
         """The context of a protocol, opened once."""
-        opener = getattr(catalogue.load("evaluations", protocol), "open_context", open_context)
+        opener: Callable[..., Any] = getattr(catalogue.load("evaluations", protocol), "open_context", open_context)
         if opener not in self._contexts:
             asked = self.asked
             if opener is open_context:
-                opened = open_context(asked.run, asked.data, asked.cache, asked.bf16)
+                opened = open_context(asked.run, asked.data, asked.cache, asked.bf16, asked.against)
                 self._contexts[opener] = quick_look(opened) if asked.quick else opened
+            elif "against" in inspect.signature(opener).parameters:
+                self._contexts[opener] = opener(asked.run, asked.data, asked.against)
             else:
+                if asked.against:
+                    say(f"{protocol}: without {', '.join(map(str, asked.against))}, since it compares no other models")
                 self._contexts[opener] = opener(asked.run, asked.data)
         return self._contexts[opener]
 
@@ -168,6 +176,11 @@ def digest_of(context: Any) -> str | None:
 
 def quick_look(context: Context) -> Context:
     """Some of the images, evenly spaced. Results say so, wherever they go."""
-    train, test = context.train.limited(QUICK_TRAIN), context.test.limited(QUICK_TEST)
+
+    def some(train: Source, test: Source) -> tuple[Source, Source]:
+        return train.limited(QUICK_TRAIN), test.limited(QUICK_TEST)
+
+    reopen, (train, test) = context.reopen, some(context.train, context.test)
     data = context.data | {"train": len(train), "test": len(test), "quick": True}
-    return replace(context, train=train, test=test, data=data)
+    again = None if reopen is None else lambda shorter: some(*reopen(shorter))
+    return replace(context, train=train, test=test, data=data, reopen=again)

@@ -3,7 +3,7 @@
 Five severities of eight common corruptions (Hendrycks and Dietterich, 2019). Types and strengths: `corruption.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Annotated
 
@@ -62,28 +62,31 @@ def run(context: Context, config: Config) -> Result:
     for kind in config.kinds:  # a misspelt type is an error before the work begins
         strength(kind, 1, 1)
     classifiers = {name: _classifiers(context, name, config) for name in context.backbones}
-    clean, labels = _central_squares(context, config.images)
+    clean = [_central_squares(context, names[0], config.images) for names in context.alike]
     cases: list[tuple[str, int]] = [("clean", 0), *((kind, level) for kind in config.kinds for level in SEVERITIES)]
     right: dict[str, dict[str, dict[str, list[float]]]] = {name: {} for name in context.backbones}
     for kind, level in track(cases, len(cases), context.protocol):
-        draw = generator(config.seed, "probe", DRAW, ([*STRENGTHS].index(kind) if level else 0), level)
-        features = _features(context, clean, kind, level, draw)
-        for name, asked in classifiers.items():
-            for classifier, classify in asked.items():
-                accuracy = 100 * float((classify(features[name]).cpu() == labels).double().mean())
-                right[name].setdefault(classifier, {}).setdefault(kind, []).append(accuracy)
+        for names, (squares, labels) in zip(context.alike, clean, strict=True):
+            draw = generator(config.seed, "probe", DRAW, ([*STRENGTHS].index(kind) if level else 0), level)
+            features = _features(context, names, squares, kind, level, draw)
+            for name, seen in features.items():
+                for classifier, classify in classifiers[name].items():
+                    accuracy = 100 * float((classify(seen).cpu() == labels).double().mean())
+                    right[name].setdefault(classifier, {}).setdefault(kind, []).append(accuracy)
     numbers: dict[str, Numbers] = {name: {} for name in right}
     for name, by_classifier in right.items():
         for classifier, found in by_classifier.items():
             numbers[name] |= _summary(classifier, found)
-    return context.result(config, numbers, perf_counter() - begun, severities=right, tested=len(labels))
+    return context.result(config, numbers, perf_counter() - begun, severities=right, tested=len(clean[0][1]))
 
 
-def _central_squares(context: Context, most: int) -> tuple[Tensor, Tensor]:
-    """The central crops of the test images as bytes, and their classes: corruptions come after the crop."""
-    source = context.test.limited(most)
+def _central_squares(context: Context, name: str, most: int) -> tuple[Tensor, Tensor]:
+    """The central crops of the test images for a backbone as bytes, and their classes: corruptions come after the
+    crop."""
+    source = context.images(name)[1].limited(most)
     assert source.labels is not None
-    size, like = context.image_size, next(iter(context.backbones.lazy.values())).like
+    like = context.backbones.lazy[name].like
+    size = like.image_size
     squares, places = [], []
     shape = (like.config.channels, size, size)
     for images, at in prepared_batches(source, lambda given, _: centre_crop(given, size), shape, torch.device("cpu")):
@@ -108,14 +111,21 @@ def _classifiers(context: Context, name: str, config: Config) -> dict[str, Class
 
 @torch.no_grad()
 def _features(
-    context: Context, clean: Tensor, kind: str, severity: int, draw: torch.Generator, batch: int = 256
+    context: Context,
+    names: Sequence[str],
+    clean: Tensor,
+    kind: str,
+    severity: int,
+    draw: torch.Generator,
+    batch: int = 256,
 ) -> dict[str, Tensor]:
-    """Features of each backbone for corrupted images; severity 0 leaves them clean."""
-    features: dict[str, list[Tensor]] = {name: [] for name in context.backbones}
+    """Features of some backbones for corrupted images; severity 0 leaves them clean."""
+    features: dict[str, list[Tensor]] = {name: [] for name in names}
     for part in clean.split(batch):
         seen = (corrupt(part, kind, severity, draw) if severity else part).to(context.device) / 255
         seen = seen.contiguous(memory_format=torch.channels_last)  # a third faster on a CPU
-        for name, backbone in context.backbones.items():
+        for name in names:
+            backbone = context.backbones[name]
             backbone.eval().to(context.device)
             features[name].append(backbone(operations.normalise(seen, backbone.mean, backbone.std)))
     return {name: torch.cat(parts) for name, parts in features.items()}

@@ -67,10 +67,11 @@ def _measure(context: Context, config: Config, name: str, title: str, place: Pat
         return [top_accuracies(scores, labels) for scores in classifier.scores(features)]
 
     best = 0
+    train, test = context.images(name)
     if len(out):
-        chosen = [numbers["top1"] for numbers in accuracies(context.train.subset(out))]
+        chosen = [numbers["top1"] for numbers in accuracies(train.subset(out))]
         best = chosen.index(max(chosen))
-    return accuracies(context.test)[best] | {"lr": config.lrs[best]}
+    return accuracies(test)[best] | {"lr": config.lrs[best]}
 
 
 def _held_out(count: int, config: Config) -> tuple[Tensor, Tensor]:

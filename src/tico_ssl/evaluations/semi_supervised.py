@@ -70,7 +70,7 @@ def run(context: Context, config: Config) -> Result:
 def _measure(context: Context, config: Config, name: str, share: str, draw: int, places: Tensor) -> Numbers:
     part = f"{name}-{share}" + (f"-{draw}" if draw else "")
     title = f"{context.protocol} {part.replace('-', ' ')}"
-    return context.part(config, part, lambda place: fine_tuned(context, config, name, title, place, places))
+    return context.part(config, part, lambda place: fine_tuned(context, config, name, title, place, places), name)
 
 
 def _subsets(context: Context, config: Config, labels: Tensor) -> dict[str, "list[Tensor]"]:

@@ -84,7 +84,7 @@ class FeatureCache:
         seen = {"whole": whole, "shorter": needed_side(backbone.like) if self.reduced_decoding else None}
         computed = {"device": device.type, "precision": str(self.dtype).removeprefix("torch.")}
         key = json.dumps([VERSION, identity, images, seen, computed], sort_keys=True)
-        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.safetensors"
+        return (backbone.folder or self.folder) / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.safetensors"
 
 
 def _read(file: Path) -> Extracted | None:

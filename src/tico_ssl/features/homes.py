@@ -1,13 +1,17 @@
 """What RUN may be, and the folder of its results. Nothing here imports torch."""
 
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tico_ssl.config.sections import BACKBONE_LIBRARIES
 from tico_ssl.data.given import Given, as_source, require_data
-from tico_ssl.results.run_folder import backbone_file, open_run
+from tico_ssl.results.run_folder import Run, backbone_file, open_run
 from tico_ssl.runtime.errors import UserError
 
 MODELS = Path("runs") / "models"  # models from other libraries
+TRAINED, INITIAL, UNTRAINED, PIXELS = "trained", "initial", "untrained", "pixels"  # columns that every table may have
 
 
 def is_model_name(run: str | Path) -> bool:
@@ -38,6 +42,53 @@ def require_backbone(run: str | Path, data: Given | None) -> None:
         require_data(open_run(run).recipe().data.source)
     else:
         _require_images(run, data)
+
+
+@dataclass(frozen=True)
+class Other:
+    """A model to compare with, as it was given: a run, a backbone file, or a model by name, with weights or without."""
+
+    given: str
+    model: str
+    weights: str | None = None
+
+    @classmethod
+    def parse(cls, given: str | Path) -> "Other":
+        """MODEL, or NAME=WEIGHTS; an equals sign in a path is part of the path."""
+        name, equals, weights = str(given).partition("=")
+        return cls(str(given), name, weights) if equals and is_model_name(name) else cls(str(given), str(given))
+
+    def require(self) -> None:
+        """Require that its weights exist."""
+        if not is_model_name(self.model):
+            backbone_file(self.model)
+        elif self.weights is not None and not Path(self.weights).expanduser().is_file():
+            raise UserError(f"{self.weights}: no such file")
+
+    def names(self) -> list[str]:
+        """Names for its column: a short one, and longer ones that tell it from others. They can be file names."""
+        path = Path(self.model).expanduser().resolve()
+        last = path.name if path.is_dir() else path.stem
+        if is_model_name(self.model):
+            names = [self.model.partition("/")[2], self.given]
+        else:
+            names = [last, f"{path.parent.name}/{last}", str(path)]
+        return [re.sub(r"[^\w.+=-]+", "-", name).strip("-") for name in names]
+
+
+def others_beside(run: str | Path, against: Sequence[str | Path]) -> dict[str, Other]:
+    """The models to compare a run with, by column: the weights that it started from, if any, and those given."""
+    initial = Run(Path(run).expanduser()).initial_file
+    found = {INITIAL: Other.parse(initial)} if initial.is_file() else {}
+    taken = {TRAINED, INITIAL, UNTRAINED, PIXELS, "difference"}
+    for given in against:
+        other = Other.parse(given)
+        name = next((name for name in other.names() if name not in taken), None)
+        if name is None or other in found.values():
+            raise UserError(f"--against {given}: given twice")
+        taken.add(name)
+        found[name] = other
+    return found
 
 
 def _require_images(run: str | Path, data: Given | None) -> None:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ class LazyBackbone:
     make: Callable[[], Backbone]
     identify: Callable[[], str | None]
     """A digest of all that determines the weights; None if that cannot be known."""
+    folder: Path | None = None
+    """Where its features are kept, if not in the folder of the cache."""
 
     @cached_property
     def identity(self) -> str | None:
@@ -33,11 +36,11 @@ class LazyBackbone:
         return self.make()
 
 
-def ready(backbone: Backbone | LazyBackbone) -> LazyBackbone:
+def ready(backbone: Backbone | LazyBackbone, folder: Path | None = None) -> LazyBackbone:
     """A backbone that is built already, identified by its weights; a lazy one as it is."""
     if isinstance(backbone, LazyBackbone):
         return backbone
-    return LazyBackbone(backbone, lambda: backbone, lambda: weights_digest(backbone))
+    return LazyBackbone(backbone, lambda: backbone, lambda: weights_digest(backbone), folder)
 
 
 class LazyBackbones(Mapping[str, Backbone]):

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tico_ssl.data.given import Given, as_source
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_training
 from tico_ssl.features.extraction import image_batches, needed_side
-from tico_ssl.features.homes import MODELS, home_of, is_model_name
+from tico_ssl.features.homes import MODELS, home_of, is_model_name, others_beside
 from tico_ssl.features.lazy import LazyBackbone, described
 from tico_ssl.networks.backbones import Backbone, build_backbone
 from tico_ssl.networks.batch_norm import calibrate
@@ -38,9 +39,16 @@ class Subject:
     seed: int
     home: Path
     trained: bool = True
+    given: str = ""
+    """What it was given as."""
+
+    @property
+    def described(self) -> dict[str, str]:
+        """As results describe a model that they compare with."""
+        return {"model": self.given, "checkpoint": self.checkpoint}
 
 
-def open_subject(run: str | Path, data: Given | None = None) -> Subject:
+def open_subject(run: str | Path, data: Given | DataConfig | None = None) -> Subject:
     """Open a run folder, a backbone file, or a model by name, which then has random weights."""
     if is_model_name(run):
         config = _data_of_model(str(run), data)
@@ -52,7 +60,20 @@ def open_subject(run: str | Path, data: Given | None = None) -> Subject:
     return Subject(backbone, data_config(run, data, backbone), digest(file), seed, home_of(run))
 
 
-def import_model(name: str | Path, weights: str | Path, data: Given | None) -> Path:
+def open_others(run: str | Path, against: Sequence[str | Path], subject: Subject) -> dict[str, Subject]:
+    """The models to compare a run with, by column, for images of the run's."""
+    found = {}
+    for name, other in others_beside(run, against).items():
+        data = subject.data
+        model = other.model if other.weights is None else import_model(other.model, other.weights, data)
+        found[name] = replace(open_subject(model, data), given=other.given)
+        theirs, ours = (one.backbone.config.channels for one in (found[name], subject))
+        if theirs != ours:
+            raise UserError(f"{other.given}: takes images of {theirs} channel(s), and {run} takes {ours}")
+    return found
+
+
+def import_model(name: str | Path, weights: str | Path, data: Given | DataConfig | None) -> Path:
     """Write a model with weights from another library as a backbone file, which all evaluations accept."""
     if not is_model_name(name):
         raise UserError(f"--weights goes with the name of a model, such as torchvision/resnet50, not with {name}")
@@ -64,7 +85,7 @@ def import_model(name: str | Path, weights: str | Path, data: Given | None) -> P
     return path
 
 
-def _data_of_model(name: str, data: Given | None) -> DataConfig:
+def _data_of_model(name: str, data: Given | DataConfig | None) -> DataConfig:
     """At the size of the images where they all have the same (at most 224 pixels), else at 224 pixels."""
     if data is None:
         raise UserError(f"{name}: say which images with --data")
@@ -74,12 +95,11 @@ def _data_of_model(name: str, data: Given | None) -> DataConfig:
         import timm
 
         if (known := timm.get_pretrained_cfg(name.removeprefix("timm/"))) is not None:
-            mean, std = known.mean, known.std
-    config = DataConfig(source=as_source(data), image_size=USUAL_SIZE, mean=mean, std=std)
-    images = open_training(config).images
-    if images is None:
-        return config
-    return config.model_copy(update={"image_size": max(8, min(USUAL_SIZE, *images.shape[-2:]))})
+            mean, std = tuple(known.mean), tuple(known.std)
+    given = data if isinstance(data, DataConfig) else DataConfig(source=as_source(data), image_size=USUAL_SIZE)
+    images = open_training(given).images
+    size = USUAL_SIZE if images is None else max(8, min(USUAL_SIZE, *images.shape[-2:]))
+    return given.model_copy(update={"image_size": size, "mean": mean, "std": std})
 
 
 def _build(name: str, config: DataConfig, stem: str = "auto") -> Backbone:
@@ -107,8 +127,10 @@ def _with_weights(name: str, config: DataConfig, path: Path) -> Backbone:
     raise UserError(f"{path}: '{tensor}' is {shapes} in {name} for {config.image_size} pixels")
 
 
-def data_config(run: str | Path, data: Given | None, backbone: Backbone) -> DataConfig:
+def data_config(run: str | Path, data: Given | DataConfig | None, backbone: Backbone) -> DataConfig:
     """The data of a run, or other images in the size of its backbone."""
+    if isinstance(data, DataConfig):
+        return data
     if Path(run).expanduser().is_dir():
         config = open_run(run).recipe().data
         return config if data is None else config.model_copy(update={"source": as_source(data), "limit": None})

@@ -19,7 +19,7 @@ from tico_ssl.report import one_run, several_runs, static
 from tico_ssl.report.page import Section, page
 from tico_ssl.report.published import beside_published
 from tico_ssl.results.comparison import grouped, read_comparison
-from tico_ssl.results.reading import is_study, read_record
+from tico_ssl.results.reading import is_study, read_record, runs_among
 from tico_ssl.results.record import Record
 from tico_ssl.results.study_state import study_file
 from tico_ssl.runtime.errors import UserError
@@ -46,6 +46,7 @@ def report(
     places = [runs] if isinstance(runs, str | Path) else list(runs)
     if not places:
         raise UserError("which run? Give one or several run folders, or the folder of a study")
+    places = runs_among(places)
     alone = len(places) == 1
     folder = Path(out).expanduser() if out is not None else Path(places[0]).expanduser() if alone else Path("report")
     if out is not None and folder.is_file():

@@ -107,11 +107,27 @@ def evaluations(record: Record) -> Section:
             cells = [Cell(found.text(name), found.values.get(name)) for name in representations]
             kept.append([result["protocol"], found.title, *cells, _protocol(result)])
     if rows:
-        text = "The trained backbone beside the same architecture untrained."
-        content += [paragraph(text), table(head, rows, sortable=True)]
+        content += [paragraph(_beside(record)), table(head, rows, sortable=True)]
     if earlier:
         content.append(folded("Results of earlier checkpoints", table(head, earlier, sortable=True)))
     return Section("evaluations", "Evaluations", content + _missing(record))
+
+
+def _beside(record: Record) -> str:
+    """What the columns are."""
+    text = "The trained backbone beside the same architecture untrained."
+    models: dict[str, str] = {}
+    for result in record.current_results.values():
+        models |= {name: str(one.get("model", "?")) for name, one in _against(result).items()}
+    if models.pop("initial", None):
+        text += " initial: the weights that it started from, over which it has to gain."
+    return " ".join([text, *(f"{name}: {model}." for name, model in models.items())])
+
+
+def _against(result: Line) -> dict[str, Line]:
+    """The models that a result compares with, by column."""
+    found = result.get("data", {}).get("against", {})
+    return {name: one for name, one in found.items() if isinstance(one, dict)} if isinstance(found, dict) else {}
 
 
 def _missing(record: Record) -> list[Html]:
@@ -133,7 +149,8 @@ def _missing(record: Record) -> list[Html]:
 
 def _protocol(result: Line) -> Html:
     data, settings = result.get("data", {}), result.get("settings", {})
-    lines = [f"{DATA_WORDS.get(key, key)}: {value}" for key, value in data.items()]
+    lines = [f"{DATA_WORDS.get(key, key)}: {value}" for key, value in data.items() if key != "against"]
+    lines += [f"{name}: {', '.join(map(str, one.values()))}" for name, one in _against(result).items()]
     lines += [f"{key}: {value}" for key, value in settings.items()]
     lines += [f"took {duration(float(result.get('seconds', 0)))}", f"checkpoint {result.get('checkpoint', '?')}"]
     return folded("settings", bulleted(lines))

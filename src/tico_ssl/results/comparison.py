@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tico_ssl.results.formats import FORMATS
-from tico_ssl.results.metrics import USUAL, Quantity, first_of_each
-from tico_ssl.results.reading import failures, is_study, read_records
-from tico_ssl.results.record import Record
+from tico_ssl.results.metrics import USUAL, Quantity, all_of_each, first_of_each
+from tico_ssl.results.reading import failures, is_study, read_records, runs_among, some
+from tico_ssl.results.record import Numbers, Record
 from tico_ssl.results.run_folder import flattened
 from tico_ssl.results.statistics import Spread
 from tico_ssl.results.table import Cell, Sheet, print_table
@@ -59,6 +59,8 @@ class Comparison(Sheet):
 
     groups: list[Group]
     shown: list[Quantity]
+    left_out: int = 0
+    """Metrics of these protocols that are not in the table."""
 
     @property
     def headline(self) -> Quantity | None:
@@ -74,15 +76,16 @@ class Comparison(Sheet):
 
 
 def compare(
-    runs: Sequence[str | Path], format: str | None = None, out: str | Path | None = None
+    runs: Sequence[str | Path], format: str | None = None, out: str | Path | None = None, every: bool = False
 ) -> tuple[Comparison, str]:
     """The table of runs, or of the runs of studies, and its text, also written to `out` if given. The default format
-    follows from the suffix: .md, .csv or .tex."""
+    follows from the suffix: .md, .csv or .tex. Of each protocol it has the first metric, or `every` one. What is no run
+    is passed over."""
     by_suffix = {".md": "markdown", ".csv": "csv", ".tex": "latex"}
     chosen = format or (by_suffix.get(Path(out).suffix, "markdown") if out is not None else "markdown")
     if chosen not in FORMATS:
         raise UserError(f"no format is called '{chosen}'{suggestion(chosen, FORMATS)}")
-    comparison = read_comparison(runs)
+    comparison = read_comparison(runs_among(runs), every)
     text = FORMATS[chosen](comparison)
     if out is not None:
         path = Path(out).expanduser()
@@ -91,25 +94,40 @@ def compare(
     return comparison, text
 
 
-def comparison_of(records: Sequence[Record], failed: Mapping[str, str] | None = None) -> Comparison:
-    """One row per recipe, with the first metric of every protocol. `failed`: reasons by run."""
+def comparison_of(
+    records: Sequence[Record], failed: Mapping[str, str] | None = None, every: bool = False
+) -> Comparison:
+    """One row per recipe, with the first metric of every protocol, or `every` one. `failed`: reasons by run."""
     groups = grouped(records)
-    shown = first_of_each(
-        (protocol, found) for record in records for protocol, numbers in record.numbers for found in numbers.values()
-    )
+    results = [(protocol, numbers) for record in records for protocol, numbers in record.numbers]
+    names = [(protocol, found) for protocol, numbers in results for found in numbers.values()]
+    known = all_of_each(names)
+    shown = known if every else first_of_each(names)
+    columns = {one.protocol: _columns(one.protocol, results) for one in shown}
     head = ["run", "method", "seeds", "epochs", "seconds", "images/s"]
     if on_the_way := not shown and any(record.knn_on_the_way for record in records):
         head.append(ONLINE_KNN)
-    head += [title for one in shown for title in (str(one), "untrained")]
-    rows = [_row(group, shown, on_the_way) for group in groups]
+    beside: list[int] = []
+    for one in shown:
+        others = columns[one.protocol][1:]
+        beside += range(len(head) + 1, len(head) + 1 + len(others))
+        head += [str(one), *others]
+    rows = [_row(group, shown, columns, on_the_way) for group in groups]
     notes = _notes(records, shown) + [f"{name} failed: {reason}" for name, reason in (failed or {}).items()]
-    return Comparison([*head, "collapsed?"], rows, notes, groups, shown)
+    return Comparison([*head, "collapsed?"], rows, notes, groups, shown, len(known) - len(shown), beside=beside)
 
 
-def read_comparison(folders: Sequence[str | Path]) -> Comparison:
+def _columns(protocol: str, results: Sequence[tuple[str, Mapping[str, Numbers]]]) -> list[str]:
+    """What a protocol was measured on, in any run, beside the trained backbone; raw pixels take too much room."""
+    found = dict.fromkeys(name for one, numbers in results if one == protocol for name in numbers)
+    first = [name for name in ("initial", "untrained") if name in found]
+    return ["trained", *dict.fromkeys([*first, *(name for name in found if name not in ("trained", "pixels"))])]
+
+
+def read_comparison(folders: Sequence[str | Path], every: bool = False) -> Comparison:
     """The comparison of runs and of the runs of studies."""
     failed = {name: reason for folder in folders if is_study(folder) for name, reason in failures(folder).items()}
-    return comparison_of(read_records(folders), failed)
+    return comparison_of(read_records(folders), failed, every)
 
 
 def grouped(records: Sequence[Record]) -> list[Group]:
@@ -136,7 +154,7 @@ def _name(members: list[Record]) -> str:
     return re.sub(r"[-_.]?seed[-_]?\d+$", "", name) or name if len(members) > 1 else name
 
 
-def _row(group: Group, shown: Sequence[Quantity], on_the_way: bool) -> list[Cell]:
+def _row(group: Group, shown: Sequence[Quantity], columns: Mapping[str, Sequence[str]], on_the_way: bool) -> list[Cell]:
     record = group.first
     done = sum(member.finished for member in group.records)
     seeds = str(done) if done == len(group.records) else f"{done} of {len(group.records)}"
@@ -147,7 +165,7 @@ def _row(group: Group, shown: Sequence[Quantity], on_the_way: bool) -> list[Cell
     if on_the_way:
         cells.append(_cell(group.spread(_last_knn)))
     for one in shown:
-        spreads = (group.number(one.protocol, one.name, name) for name in ("trained", "untrained"))
+        spreads = (group.number(one.protocol, one.name, name) for name in columns[one.protocol])
         cells += [_cell(spread, one.metric.digits) for spread in spreads]
     words = [collapse_verdict(member.logged[-1], member.numbers) for member in group.records if member.logged]
     return [*cells, Cell(in_a_word(words))]
@@ -179,15 +197,16 @@ def _notes(records: Sequence[Record], shown: Sequence[Quantity]) -> list[str]:
             notes.append(f"{record.name} is {record.state}.")
         elif record.results and not record.current_results:
             notes.append(f"{record.name}: its results belong to an earlier checkpoint: evaluate it again.")
-    protocols = [one.protocol for one in shown]
+    protocols = list(dict.fromkeys(one.protocol for one in shown))
     for what in ("settings", "data"):
         if unlike := [protocol for protocol in protocols if _differ(records, protocol, what)]:
             words = f"not all runs were evaluated with the same {what}, so these numbers are not strictly comparable."
             notes.append(f"{', '.join(unlike)}: {words}")
+    missing: dict[str, list[str]] = {}
     for protocol in protocols:
-        missing = [record.name for record in records if protocol not in record.current_results]
-        if missing:
-            notes.append(f"{protocol}: not measured for {_some(missing)}.")
+        names = [record.name for record in records if protocol not in record.current_results]
+        missing.setdefault(some(names), []).append(protocol)
+    notes += [f"{', '.join(unmeasured)}: not measured for {names}." for names, unmeasured in missing.items() if names]
     machines = {json.dumps([r.environment.get("gpu"), r.environment.get("processor")]) for r in records}
     if len(machines) > 1:
         notes.append("Runs were made on different machines, so seconds and images/s are not comparable.")
@@ -202,21 +221,19 @@ def meaning(shown: Sequence[Quantity]) -> str:
     for one in shown:
         if one.metric.unit:
             units.setdefault(one.metric.unit, []).append(one.protocol)
-    words = "".join(f"; {', '.join(protocols)} in {unit}" for unit, protocols in units.items())
+    words = "".join(f"; {', '.join(dict.fromkeys(protocols))} in {unit}" for unit, protocols in units.items())
     return f"Mean ± sample standard deviation over seeds{words}. Seconds and images/s count training steps only."
 
 
 def _differ(records: Sequence[Record], protocol: str, what: str) -> bool:
     results = [record.current_results[protocol] for record in records if protocol in record.current_results]
-    return any(result.get(what) != results[0].get(what) for result in results)
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    found = [dict(result.get(what) or {}, against=None) for result in results]  # which change no number of a run
+    return any(one != found[0] for one in found)
 
 
 def show(comparison: Comparison) -> None:
     """The table in the terminal, and its notes."""
-    print_table(comparison.head, comparison.texts, comparison.left)
-    for note in comparison.notes:
+    print_table(comparison.head, comparison.texts, comparison.left, comparison.beside)
+    more = [f"--all shows {comparison.left_out} more metrics of these protocols."] if comparison.left_out else []
+    for note in [*comparison.notes, *more]:
         console.print(f"- {note}", markup=False)

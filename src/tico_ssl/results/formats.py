@@ -23,9 +23,10 @@ def as_csv(sheet: Sheet) -> str:
     several = [any(row[i].deviation is not None for row in sheet.rows) for i in range(len(sheet.head))]
     before = ""
     head = []
-    for name, spread in zip(sheet.head, several):
-        before = name if name != "untrained" else f"{before} untrained"
-        head += [before, f"{before} deviation"] if spread else [before]
+    for column, (name, spread) in enumerate(zip(sheet.head, several)):
+        before = before if column in sheet.beside else name
+        whole = f"{before} {name}" if column in sheet.beside else name
+        head += [whole, f"{whole} deviation"] if spread else [whole]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(safe_cell, head))

@@ -78,11 +78,15 @@ class Measurement(Quantity):
         return with_deviation(self.values[representation], self.deviations.get(representation), self.metric.digits)
 
     @property
-    def gain(self) -> float | None:
-        """Difference between trained and untrained, in the metric's unit; None without an untrained value."""
-        if not {"trained", "untrained"} <= self.values.keys():
+    def reference(self) -> str | None:
+        """The column that decides whether pretraining helped: the weights it started from, if any, else untrained."""
+        return next((name for name in ("initial", "untrained") if name in self.values), None)
+
+    def gain_over(self, column: str) -> float | None:
+        """Difference between trained and another column, in the metric's unit; None without either."""
+        if not {"trained", column} <= self.values.keys():
             return None
-        return self.values["trained"] - self.values["untrained"]
+        return self.values["trained"] - self.values[column]
 
 
 def declared(protocol: str) -> tuple[Metric, ...]:
@@ -96,10 +100,17 @@ def declared(protocol: str) -> tuple[Metric, ...]:
 def first_of_each(names: Iterable[tuple[str, Iterable[str]]]) -> list[Quantity]:
     """The first shown metric of every protocol."""
     found: dict[str, Quantity] = {}
-    for protocol, given in names:
-        if protocol not in found and (shown := _shown(protocol, given)):
-            found[protocol] = shown[0]
+    for one in all_of_each(names):
+        found.setdefault(one.protocol, one)
     return list(found.values())
+
+
+def all_of_each(names: Iterable[tuple[str, Iterable[str]]]) -> list[Quantity]:
+    """Every shown metric of every protocol, those of a protocol together."""
+    together: dict[str, list[str]] = {}
+    for protocol, given in names:
+        together.setdefault(protocol, []).extend(given)
+    return [one for protocol, given in together.items() for one in _shown(protocol, given)]
 
 
 def measurements(protocol: str, numbers: Mapping[str, Numbers]) -> list[Measurement]:

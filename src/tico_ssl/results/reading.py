@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 
 from tico_ssl.config.yaml_text import parse_yaml
 from tico_ssl.results.record import Line, Record, is_number, is_result
-from tico_ssl.results.run_folder import open_run
+from tico_ssl.results.run_folder import Run, open_run
 from tico_ssl.results.study_state import study_file
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.json_lines import parsed_lines
+from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.progress import say
 
+MOST_NAMES = 5  # in a sentence
 TEXT_METRICS = ("fallback", "execution")  # the values of a line of metrics.jsonl that are not numbers
 
 
@@ -87,6 +90,32 @@ def _is_spectrum(line: Line) -> bool:
 def is_study(folder: str | Path) -> bool:
     """Whether this is the folder of a study."""
     return study_file(Path(folder).expanduser()).is_file()
+
+
+def runs_among(places: Sequence[str | Path]) -> list[str | Path]:
+    """Those of several places that are runs or studies, as a pattern such as runs/* may give others too; what is passed
+    over is said in one line. A single place, or one that does not exist, has to be a run."""
+    if len(places) < 2:
+        return list(places)
+    passed = [str(place) for place in places if _is_something_else(Path(place).expanduser())]
+    found = [place for place in places if str(place) not in passed]
+    if not found:
+        raise UserError(f"none of these is a run folder with a recipe.yaml: {some(passed)}")
+    if passed:
+        line = f"passed over, since not a run folder: {some(passed)}"
+        print(printable(line), file=sys.stderr)  # the table may go to a file
+    return found
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few of these names, and how many more there are."""
+    return ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
+
+
+def _is_something_else(place: Path) -> bool:
+    """Whether this exists, and is neither a run nor a study of which a run has started."""
+    a_run = any(place.glob("*/recipe.yaml")) if is_study(place) else Run(place).recipe_file.is_file()
+    return place.exists() and not a_run
 
 
 def read_records(folders: Sequence[str | Path]) -> list[Record]:

@@ -1,8 +1,9 @@
 """Tables in the terminal: of an evaluation, or of any head and rows."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from rich.cells import cell_len
 from rich.measure import Measurement as Width
 from rich.table import Table
 from rich.text import Text
@@ -11,6 +12,9 @@ from tico_ssl.results.metrics import Measurement, measurements
 from tico_ssl.results.record import Result, duration
 from tico_ssl.results.verdict import verdict
 from tico_ssl.runtime.progress import console
+
+OWN = ("trained", "initial", "untrained", "pixels")  # columns of every run, in order; other models come after them
+FRAME = 3  # characters around a cell: a rule and two spaces
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,8 @@ class Sheet:
     head: list[str]
     rows: list[list[Cell]]
     notes: list[str]
+    beside: Collection[int] = field(default=(), kw_only=True)
+    """Columns that belong to the one before, such as `untrained`."""
 
     @property
     def left(self) -> list[int]:
@@ -43,24 +49,26 @@ class Sheet:
 
 def print_results(results: Sequence[Result]) -> None:
     """A row per metric, a column per representation, the difference due to training, and the verdict."""
-    names = list(dict.fromkeys(name for result in results for name in result.numbers))
-    compared = {"trained", "untrained"} <= set(names)
-    table = Table(title=_title(results[0]), title_justify="left", title_style="")
-    table.add_column("protocol")
-    for name in [*names, "difference"] if compared else names:
-        table.add_column(name, justify="right")
-    for result in results:
-        for found in measurements(result.protocol, result.numbers):
-            cells = [found.text(name) for name in names]
-            table.add_row(f"{result.protocol} {found.title}", *cells, *([_difference(found)] if compared else []))
+    found = dict.fromkeys(name for result in results for name in result.numbers)
+    names = [*(name for name in OWN if name in found), *(name for name in found if name not in OWN)]
+    every = [one for result in results for one in measurements(result.protocol, result.numbers)]
+    columns = {name: [one.text(name) for one in every] for name in names}
+    if {"trained", "untrained"} <= found.keys():
+        reference, title = ("initial", "over initial") if "initial" in found else ("untrained", "difference")
+        others = {name: columns.pop(name) for name in names if name not in OWN}  # come last
+        columns |= {title: [_difference(one, reference) for one in every]} | others
+    head = ["protocol", *columns]
+    rows = [[f"{one.protocol} {one.title}", *texts] for one, texts in zip(every, zip(*columns.values()), strict=True)]
     console.print()
-    console.print(table)
+    console.print(_title(results[0]), markup=False)
+    print_table(head, rows, left=[0], drawn=True)
     if (said := verdict((result.protocol, result.numbers) for result in results)) is not None:
         console.print(str(said), markup=False)
 
 
-def _difference(found: Measurement) -> str:
-    return "" if found.gain is None else f"{found.gain:+.{found.metric.digits}f}"
+def _difference(found: Measurement, reference: str) -> str:
+    gain = found.gain_over(reference)
+    return "" if gain is None else f"{gain:+.{found.metric.digits}f}"
 
 
 def _title(result: Result) -> str:
@@ -78,18 +86,51 @@ def in_a_line(result: Result) -> str:
     return f"{result.protocol}: {shown[0].title} {values}{took}"
 
 
-def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int]) -> None:
-    """As a table if it fits the terminal, else (in a file, in a narrow window) as Markdown, whose lines wrap better."""
+def print_table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    left: Collection[int],
+    beside: Collection[int] = (),
+    drawn: bool = False,
+) -> None:
+    """On a terminal, or if `drawn`, as a table, else (in a file, in a pipe) as Markdown. One that is too wide becomes
+    several, one below the other, each with the first column; those in `beside` stay with the one before."""
+    widths = [max(map(cell_len, column)) for column in zip(head, *rows)]
+    for number, columns in enumerate(_fitting(widths, beside, console.width)):
+        if number:
+            console.print()
+        aligned = [place for place, column in enumerate(columns) if column in left]
+        _print_part([head[i] for i in columns], [[row[i] for i in columns] for row in rows], aligned, drawn)
+
+
+def _fitting(widths: Sequence[int], beside: Collection[int], most: int) -> list[list[int]]:
+    """Columns of as few tables as have room for all in this width."""
+    units: list[list[int]] = []
+    for column in range(1, len(widths)):
+        if column in beside and units:
+            units[-1].append(column)
+        else:
+            units.append([column])
+    tables: list[list[int]] = [[0]]
+    for unit in units:
+        whole = 1 + sum(widths[column] + FRAME for column in (*tables[-1], *unit))
+        if whole > most and len(tables[-1]) > 1:
+            tables.append([0])
+        tables[-1] += unit
+    return tables
+
+
+def _print_part(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int], drawn: bool) -> None:
     table = Table()
     for column, name in enumerate(head):
         table.add_column(Text(name), justify="left" if column in left else "right")
     for row in rows:
         table.add_row(*map(Text, row))
     whole = Width.get(console, console.options.update(max_width=1_000), table).maximum
-    if console.is_terminal and whole <= console.width:
+    if (drawn or console.is_terminal) and whole <= console.width:
         console.print(table)
         return
-    for line in markdown_lines(head, rows, left):
+    for line in markdown_lines(head, rows, left):  # whose lines wrap better
         console.print(line, markup=False)
 
 

@@ -195,7 +195,7 @@ def show(summary: Summary) -> None:
     """Print the table, and failures."""
     head, cells = columns(summary.rows)
     console.print()
-    print_table(head, cells, _left(head))
+    print_table(head, cells, _left(head), [i for i, name in enumerate(head) if name == "untrained"])
     for name, reason in summary.failures.items():
         console.print(f"failed     {name}: {reason}", markup=False)
 

@@ -34,6 +34,7 @@ def fine_tuned(
     classifier = train_classifier(job, backbone, [settings.lr_head], settings.lr_backbone)
     if keep is not None:
         keep(classifier.backbone, classifier.heads[0])
-    tested, places = extract(classifier.backbone, context.test, context.device)
-    assert context.test.labels is not None
-    return top_accuracies(classifier.scores(tested)[0], context.test.labels[places])
+    _, test = context.images(name)
+    tested, places = extract(classifier.backbone, test, context.device)
+    assert test.labels is not None
+    return top_accuracies(classifier.scores(tested)[0], test.labels[places])

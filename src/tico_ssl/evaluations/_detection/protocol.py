@@ -17,7 +17,10 @@ from tico_ssl.evaluations._detection.pictures import Pictures
 from tico_ssl.evaluations._detection.settings import RESULTLESS, Settings
 from tico_ssl.evaluations._detection.splits import Splits, open_pictures
 from tico_ssl.evaluations._detection.training import Job, train
-from tico_ssl.features.subjects import Subject, fresh_twin, open_subject
+from tico_ssl.features.homes import INITIAL, TRAINED, UNTRAINED
+from tico_ssl.features.lazy import weights_digest
+from tico_ssl.features.subjects import Subject, fresh_twin, open_others, open_subject
+from tico_ssl.networks.backbones import Backbone
 from tico_ssl.results.record import Result
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import choose_device
@@ -38,21 +41,27 @@ class PictureContext:
     source: str
     device: torch.device = field(default_factory=choose_device)
     protocol: str = "detection"
+    others: dict[str, Subject] = field(default_factory=dict)
+    """Models to compare with, by column."""
 
 
-def open_picture_context(run: str | Path, data: Given | None = None) -> PictureContext:
-    """The backbone of a run, and a COCO or VOC folder."""
+def open_picture_context(
+    run: str | Path, data: Given | None = None, against: Sequence[str | Path] = ()
+) -> PictureContext:
+    """The backbone of a run, a COCO or VOC folder, and models to compare with."""
     source = None if data is None else as_source(data)
     if not isinstance(source, str):
         raise UserError("detection and segmentation need --data: one folder in COCO's or VOC's layout")
     subject = open_subject(run, data)
     if (channels := subject.backbone.config.channels) not in (1, 3):
         raise UserError(f"detection needs images of 1 or 3 channels, the backbone takes {channels}")
-    return PictureContext(subject, open_pictures(source, subject.seed), source)
+    others = open_others(run, against, subject)
+    return PictureContext(subject, open_pictures(source, subject.seed), source, others=others)
 
 
 def compare(context: PictureContext, settings: Settings, masks: bool) -> Result:
-    """The same training with the pretrained backbone and with a random one. Interrupted, the same command resumes."""
+    """The same training with the pretrained backbone, a random one, and others. Interrupted, the same command
+    resumes."""
     begun = time.perf_counter()
     splits, subject = context.splits, context.subject
     if splits.train.rule == "coco" or masks:
@@ -67,15 +76,15 @@ def compare(context: PictureContext, settings: Settings, masks: bool) -> Result:
         write_atomically(home / "settings.json", json.dumps(described, indent=2) + "\n")
     distributed.barrier()
     say(f"writing to {home}")
-    backbones = {"trained": subject.backbone} if subject.trained else {}
-    backbones["untrained"] = fresh_twin(subject.backbone, settings.seed)
+    columns = _columns(context, settings)
+    backbones = dict(columns.values())
     made = {}
-    while left := [name for name in backbones if name not in made]:
-        with claim(home, left) as name:
-            job = Job(f"{context.protocol} {name}", splits, settings, masks, home / name, context.device)
-            made[name] = train(job, backbones[name])
-    numbers = {name: made[name] for name in backbones}
-    data = {
+    while left := [place for place in backbones if place not in made]:
+        with claim(home, left) as place:
+            job = Job(f"{context.protocol} {place}", splits, settings, masks, home / place, context.device)
+            made[place] = train(job, backbones[place])
+    numbers = {name: made[place] for name, (place, _) in columns.items()}
+    data: dict[str, Any] = {
         "source": context.source,
         "train": len(splits.train),
         "test": len(splits.test),
@@ -83,9 +92,26 @@ def compare(context: PictureContext, settings: Settings, masks: bool) -> Result:
         "classes": len(splits.train.classes),
         "rule": splits.test.rule,
     }
+    if context.others:
+        data["against"] = {name: other.described for name, other in context.others.items()}
     written = settings.model_dump(mode="json")
     seconds = round(time.perf_counter() - begun, 2)
     return Result(context.protocol, written, data, subject.checkpoint, settings.seed, numbers, seconds)
+
+
+def _columns(context: PictureContext, settings: Settings) -> dict[str, tuple[str, Backbone]]:
+    """For each column the folder of its detector, and its backbone. Other models have their weights in the name."""
+    subject, columns = context.subject, {}
+    if subject.trained:
+        columns[TRAINED] = TRAINED, subject.backbone
+    others = {
+        name: (f"{name}-{weights_digest(backbone)[:8]}", backbone)
+        for name, other in context.others.items()
+        for backbone in [other.backbone if other.trained else fresh_twin(other.backbone, settings.seed)]
+    }
+    columns |= {name: one for name, one in others.items() if name == INITIAL}
+    columns[UNTRAINED] = UNTRAINED, fresh_twin(subject.backbone, settings.seed)
+    return columns | others
 
 
 def scheduled(settings: Settings, train: Pictures) -> Settings:

@@ -25,23 +25,26 @@ def views_of_images(context: Context, settings: ViewSettings, number: int) -> di
     """For each backbone the features (images, number, width) of `number` views per image."""
     policies = _policies(context, settings.policy)
     chosen = [policies[i % len(policies)] for i in range(number)]
-    source = context.training_images(shorter_side(chosen, context.image_size)).limited(settings.images)
-    if len(source) < 2:
-        raise UserError(f"{context.protocol} compares images; there is only {len(source)}")
-    made = []
-    for place, policy in enumerate(chosen):
-        key = ("view", place, policy, settings.images, settings.seed)
-        if key not in context.kept:
-            label = f"{context.protocol}: view {place + 1} of {number}"
-            context.kept[key] = _one_view(
-                context.backbones, source, policy, settings.seed, place, context.device, label
-            )
-        made.append(context.kept[key])
-    return {name: torch.stack([view[name] for view in made], dim=1) for name in context.backbones}
+    if (images := min(len(context.train), settings.images)) < 2:
+        raise UserError(f"{context.protocol} compares images; there is only {images}")
+    made: dict[str, list[Tensor]] = {name: [] for name in context.backbones}
+    for names in context.alike:
+        backbones = {name: context.backbones[name] for name in names}
+        side = shorter_side(chosen, backbones[names[0]].image_size)
+        source = context.training_images(side).limited(settings.images)
+        for place, policy in enumerate(chosen):
+            key = ("view", names[0], place, policy, settings.images, settings.seed)
+            if key not in context.kept:
+                label = f"{context.protocol}: view {place + 1} of {number}"
+                context.kept[key] = _one_view(backbones, source, policy, settings.seed, place, context.device, label)
+            for name, features in context.kept[key].items():
+                made[name].append(features)
+    return {name: torch.stack(views, dim=1) for name, views in made.items()}
 
 
 def _policies(context: Context, name: str | None) -> list[ViewPolicy]:
-    """Policies whose views have the backbone's input size; they take turns."""
+    """Policies whose views have the input size of the backbone under evaluation; they take turns. Views of others have
+    that of theirs."""
     size = context.image_size
     if name is None and context.run is not None:
         given = list(open_run(context.run).recipe().views)
@@ -51,7 +54,7 @@ def _policies(context: Context, name: str | None) -> list[ViewPolicy]:
     fitting = [policy for policy in given if policy.side(size) == size and not policy.jigsaw]
     if not fitting:
         raise UserError(f"no view of this recipe is one image of {size} pixels: name a policy, such as policy=byol")
-    return [policy.model_copy(update={"count": 1}) for policy in fitting]
+    return [policy.model_copy(update={"count": 1, "size": None, "relative_size": None}) for policy in fitting]
 
 
 @torch.no_grad()
