@@ -287,14 +287,18 @@ def _like(convolution: nn.Conv2d, **changes: Any) -> nn.Conv2d:
     return fresh
 
 
-def _adapt_stem(network: nn.Module, config: BackboneConfig, image_size: int) -> None:
-    conv1, maxpool = getattr(network, "conv1", None), getattr(network, "maxpool", None)
-    if not isinstance(conv1, nn.Conv2d) or maxpool is None:
+def has_stem(network: Any) -> bool:
+    """Whether this is a ResNet with one convolution and a max-pool before its blocks."""
+    return isinstance(getattr(network, "conv1", None), nn.Conv2d) and hasattr(network, "maxpool")
+
+
+def _adapt_stem(network: Any, config: BackboneConfig, image_size: int) -> None:
+    if not has_stem(network):
         if config.stem == "small":
             raise UserError(f"backbone.stem=small needs a ResNet with one convolution as stem, not '{config.name}'")
         return
     if config.stem == "small" or (config.stem == "auto" and image_size <= SMALL_IMAGE):
-        network.conv1 = _like(conv1, kernel_size=3, stride=1, padding=config.stem_padding)
+        network.conv1 = _like(network.conv1, kernel_size=3, stride=1, padding=config.stem_padding)
         network.maxpool = nn.Identity()
 
 
