@@ -1,7 +1,7 @@
 """A run on disk: paths, and atomic reads and writes.
 
 recipe.yaml (resolved), environment.json, metrics.jsonl, spectrum.jsonl (of TiCo's covariance), train.log, TensorBoard
-events, views.png, checkpoints/last.pt (training state), checkpoints/backbone.safetensors (trained weights),
+events, views.png, wandb.json and mlflow.json (if these are loggers), checkpoints/last.pt (training state), checkpoints/backbone.safetensors (trained weights),
 results.jsonl, lock (held while training)
 """
 
@@ -28,6 +28,7 @@ MAY_CHANGE = (
     "description",
     "data.store",
     "training.log_every",
+    "training.loggers",
     "training.workers",
     "training.keep_",
     "training.checkpoint_",

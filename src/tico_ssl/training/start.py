@@ -14,6 +14,7 @@ from tico_ssl.runtime.errors import UserError, memory_advice
 from tico_ssl.runtime.launcher import launched, launched_rank
 from tico_ssl.runtime.locks import alone_in
 from tico_ssl.runtime.progress import say
+from tico_ssl.training.logger import require_loggers
 from tico_ssl.training.stop import USUAL_REMEDY, NotFinite, read_stop
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def pretrain(
     if resume and overwrite:
         raise UserError("--resume and --overwrite exclude each other")
     loaded = _loaded(recipe, data, overrides)
+    require_loggers(loaded.training.loggers)
     run = Run(Path(out).expanduser() if out is not None else default_folder(recipe))
     admit(run.folder, loaded, resume, overwrite)
     with _alone(run.folder):
