@@ -1,8 +1,8 @@
 """A run on disk: paths, and atomic reads and writes.
 
 recipe.yaml (resolved), environment.json, metrics.jsonl, spectrum.jsonl (of TiCo's covariance), train.log, TensorBoard
-events, views.png, wandb.json and mlflow.json (if these are loggers), checkpoints/last.pt (training state), checkpoints/backbone.safetensors (trained weights),
-results.jsonl, lock (held while training)
+events, wandb.json and mlflow.json (of these loggers), views.png, checkpoints/last.pt (training state),
+checkpoints/backbone.safetensors (trained weights), results.jsonl, lock (held while training)
 """
 
 import json

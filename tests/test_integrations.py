@@ -1,0 +1,195 @@
+"""The package in other people's frames computes what it computes in its own."""
+
+import warnings
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from tico_ssl import load_backbone
+from tico_ssl.config.recipe import load_recipe
+from tico_ssl.integrations._batches import read_batch
+from tico_ssl.pipeline.loader import RawBatch
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.training.loop import seed_network
+from tico_ssl.training.pretrain import build_step, prepare
+from tiny import TINY
+
+CPU = torch.device("cpu")
+EPOCHS = 2
+
+
+# ---------------------------------------------------------------------------------------------------- Lightning
+
+
+@pytest.fixture(scope="module")
+def lightning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own imports
+        pytest.importorskip("lightning")
+        import lightning
+
+        import tico_ssl.integrations.lightning as ours
+    lightning.LightningMethod = ours.LightningMethod
+    return lightning
+
+
+def recipe_of(method, **changes):
+    settings = TINY | {"training.epochs": EPOCHS, "data.limit": 64, "optimizer.warmup_epochs": 1.0}
+    return load_recipe("demo", {**settings, "method": {"name": method, "hidden": 16, "dim": 8}, **changes})
+
+
+def own_training(recipe):
+    """Losses and final weights of the package's own steps, and the batches that they were made of."""
+    setup = prepare(recipe, CPU)
+    step, plan = build_step(setup), setup.plan
+    batches, losses = list(setup.loader.iterate(0, plan.steps)), []
+    for number, raw in enumerate(batches):
+        seed_network(recipe.training.seed, number)
+        losses.append(step(raw, plan.lr(number), number / plan.steps).output.loss.item())
+    return losses, setup.method.state_dict(), batches, setup.views
+
+
+class Losses:
+    """A callback that notes losses and learning rates."""
+
+    def __init__(self, lightning):
+        outer = self
+        self.seen, self.rates = [], []
+
+        class Noting(lightning.Callback):
+            def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+                outer.seen.append(float(outputs["loss"]))
+                outer.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+        self.callback = Noting()
+
+
+def fit(lightning, module, batches, noted, checkpoint=None, **settings):
+    trainer = lightning.Trainer(
+        **{"max_epochs": EPOCHS, "accelerator": "cpu", "logger": False, "enable_checkpointing": False} | settings,
+        callbacks=[noted.callback],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about workers, and its own use of torch
+        trainer.fit(module, batches, ckpt_path=checkpoint)
+    return trainer
+
+
+class Epochs(torch.utils.data.IterableDataset):
+    """The batches of every epoch, as the package's loader has made them."""
+
+    def __init__(self, batches, of):
+        self.batches, self.of, self.each = batches, of, len(batches) // EPOCHS
+        self.epoch = 0
+
+    def __len__(self):
+        return self.each
+
+    def __iter__(self):
+        begin = self.epoch * self.each
+        self.epoch += 1
+        return iter([self.of(raw) for raw in self.batches[begin : begin + self.each]])
+
+
+def images_of(raw: RawBatch):
+    return raw.pixels, raw.label
+
+
+def same(one, other, tolerance=0.0):
+    return all(torch.allclose(one[name], other[name], rtol=tolerance, atol=tolerance) for name in one)
+
+
+@pytest.mark.parametrize("method", ["tico", "simclr", "byol"])
+def test_a_lightning_trainer_makes_the_steps_of_the_package(lightning, method):
+    recipe = recipe_of(method)
+    losses, weights, batches, _ = own_training(recipe)
+    module, noted = lightning.LightningMethod(recipe), Losses(lightning)
+    fit(lightning, module, DataLoader(Epochs(batches, images_of), batch_size=None), noted)
+    assert noted.seen == losses and len(losses) == 4
+    assert same(weights, module.method.state_dict())
+
+
+def test_views_of_the_users_own_in_float64(lightning):
+    """With clipped gradients, whose norm Lightning sums in another order."""
+    recipe = recipe_of("byol", **{"training.precision": "fp64", "training.clip_gradient": 0.05})
+    losses, weights, batches, views = own_training(recipe)
+    made = Epochs(batches, lambda raw: [*views.make(raw.pixels, raw.decisions), raw.label])
+    module, noted = lightning.LightningMethod(recipe), Losses(lightning)
+    fit(lightning, module, DataLoader(made, batch_size=None), noted, precision="64-true")
+    assert noted.seen == pytest.approx(losses, rel=1e-12)
+    assert same(weights, module.method.state_dict(), 1e-10)
+
+
+def test_a_checkpoint_of_lightning_goes_on_where_it_was(lightning, tmp_path):
+    recipe = recipe_of("tico")
+    losses, weights, batches, _ = own_training(recipe)
+    first, noted = lightning.LightningMethod(recipe), Losses(lightning)
+    loader = DataLoader(Epochs(batches, images_of), batch_size=None)
+
+    class Ending(lightning.Callback):
+        def on_train_epoch_end(self, trainer, module):
+            trainer.should_stop = True
+
+    noted.callback.on_train_epoch_end = Ending().on_train_epoch_end
+    trainer = fit(lightning, first, loader, noted, min_epochs=1)
+    assert noted.seen == losses[:2]
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    again = lightning.LightningMethod.load_from_checkpoint(tmp_path / "half.ckpt", weights_only=True)
+    assert again.recipe == recipe and same(first.state_dict(), again.state_dict())
+    noted = Losses(lightning)
+    fit(lightning, again, loader, noted, checkpoint=tmp_path / "half.ckpt")
+    assert noted.seen == losses[2:] and same(weights, again.method.state_dict())
+    again.save_backbone(tmp_path / "backbone.safetensors")
+    assert load_backbone(tmp_path / "backbone.safetensors").width == again.method.backbone.width
+
+
+def test_accumulated_batches_move_the_target_once(lightning):
+    recipe = recipe_of("byol", **{"training.batch_size": 64, "method.ema_start": 0.5, "method.ema_end": 0.5})
+    module, noted = lightning.LightningMethod(recipe), Losses(lightning)
+    moved = []
+    follow = module.method.target.follow
+    module.method.target.follow = lambda online, decay: (moved.append(decay), follow(online, decay))
+    batches = [torch.randint(0, 256, (32, 3, 16, 16), dtype=torch.uint8) for _ in range(4)]
+    fit(lightning, module, DataLoader(batches, batch_size=None), noted, max_epochs=1, accumulate_grad_batches=2)
+    assert moved == [0.5, 0.5]
+
+
+def test_mistakes_with_lightning_are_one_line(lightning):
+    recipe = recipe_of("tico", **{"optimizer.scale_lr": True})
+    loader = DataLoader([torch.zeros(8, 3, 16, 16, dtype=torch.uint8)] * 2, batch_size=None)
+    with pytest.raises(UserError, match=r"8 images .* training\.batch_size=32: pass overrides"):
+        fit(lightning, lightning.LightningMethod(recipe), loader, Losses(lightning))
+    with pytest.raises(UserError, match="max_epochs or max_steps"):
+        fit(lightning, lightning.LightningMethod(recipe), loader, Losses(lightning), max_epochs=-1)
+
+
+IMAGES, VIEW, LABEL = torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(4, 3, 8, 8), torch.arange(4)
+
+
+@pytest.mark.parametrize(
+    ("given", "images", "views", "labelled"),
+    [
+        (IMAGES, 4, 0, False),
+        ([IMAGES, LABEL], 4, 0, True),
+        (list(IMAGES), 4, 0, False),
+        ((list(IMAGES), LABEL), 4, 0, True),
+        ([VIEW, VIEW], 0, 2, False),
+        ([VIEW, VIEW, LABEL], 0, 2, True),
+        ([[VIEW, VIEW], LABEL, ["a.jpg"] * 4], 0, 2, True),
+        ({"views": [VIEW, VIEW], "index": LABEL}, 0, 2, False),
+        ({"images": IMAGES, "label": LABEL}, 4, 0, True),
+    ],
+)
+def test_batches_as_loaders_make_them(given, images, views, labelled):
+    found = read_batch(given)
+    assert (0 if found.images is None else len(found.images), len(found.views)) == (images, views)
+    assert (found.label is not None) == labelled and found.count == 4
+
+
+@pytest.mark.parametrize("given", [[], "images", [IMAGES, IMAGES], [VIEW, VIEW[:2]], {"image": IMAGES}, [LABEL], {}])
+def test_what_is_no_batch_is_refused(given):
+    with pytest.raises(UserError, match="batch|views"):
+        read_batch(given)
