@@ -1,14 +1,28 @@
 """The package in other people's frames computes what it computes in its own."""
 
 import warnings
+from pathlib import Path
 
+import joblib
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.utils import estimator_checks
 from torch.utils.data import DataLoader
 
-from tico_ssl import load_backbone
+from tico_ssl import TiCoLoss, load_backbone
 from tico_ssl.config.recipe import load_recipe
+from tico_ssl.config.sections import BackboneConfig
+from tico_ssl.data.formats.textures import draw_textures
 from tico_ssl.integrations._batches import read_batch
+from tico_ssl.integrations.sklearn import ImageEmbedder
+from tico_ssl.networks.backbones import build_backbone
+from tico_ssl.networks.storage import save_backbone
 from tico_ssl.pipeline.loader import RawBatch
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.loop import seed_network
@@ -191,5 +205,125 @@ def test_batches_as_loaders_make_them(given, images, views, labelled):
 
 @pytest.mark.parametrize("given", [[], "images", [IMAGES, IMAGES], [VIEW, VIEW[:2]], {"image": IMAGES}, [LABEL], {}])
 def test_what_is_no_batch_is_refused(given):
-    with pytest.raises(UserError, match="batch|views"):
+    with pytest.raises(UserError, match=r"batch|views"):
         read_batch(given)
+
+
+# ---------------------------------------------------------------------------------------------------- scikit-learn
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    torch.manual_seed(0)
+    file = tmp_path_factory.mktemp("model") / "backbone.safetensors"
+    save_backbone(build_backbone(BackboneConfig(name="tico/resnet10-w4"), 16), file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Textures as files, in order, with their pixels (N, C, H, W) and classes."""
+    pixels, labels = draw_textures(24, 16, seed=0)
+    folder = tmp_path_factory.mktemp("pictures")
+    paths = [folder / f"{number}.png" for number in range(24)]
+    for path, image in zip(paths, pixels):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
+    return paths, pixels, labels
+
+
+def test_rows_are_the_features_of_the_backbone_however_images_are_given(model, pictures):
+    paths, pixels, _ = pictures
+    backbone = load_backbone(model)
+    with torch.no_grad():
+        expected = backbone(backbone.preprocess(pixels)).numpy()
+    embedder = ImageEmbedder(model, batch_size=7)
+    arrays = pixels.permute(0, 2, 3, 1).numpy()
+    columns = [paths, [str(path) for path in paths], np.array([str(path) for path in paths])]
+    columns += [np.array([[str(path)] for path in paths], dtype=object), [Image.open(path) for path in paths]]
+    for given in (pixels, list(pixels), arrays, list(arrays), [*paths[:5], *arrays[5:]], *columns):
+        found = embedder.fit(given).transform(given)
+        assert found.dtype == np.float32 and np.allclose(found, expected, atol=1e-5)
+    assert np.allclose(embedder.transform(paths[3]), expected[3:4], atol=1e-5)
+    assert embedder.transform([]).shape == (0, backbone.width)
+    unit = ImageEmbedder(load_backbone(model), normalise=True).fit_transform(paths)
+    assert np.allclose(unit, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-5)
+    names = embedder.get_feature_names_out()
+    assert list(names[:2]) == ["feature_0", "feature_1"] and len(names) == backbone.width
+
+
+def test_in_a_pipeline(model, pictures, tmp_path):
+    paths, _, labels = pictures
+    labels = labels.numpy() % 2
+    pipeline = make_pipeline(ImageEmbedder(str(model)), LogisticRegression())
+    scores = cross_val_score(pipeline, paths, labels, cv=2)
+    assert scores.shape == (2,) and np.isfinite(scores).all()
+    pipeline.set_params(imageembedder__normalise=True, imageembedder__batch_size=5)
+    copy = clone(pipeline)
+    assert copy.get_params()["imageembedder__batch_size"] == 5
+    fitted = copy.fit(paths, labels)
+    joblib.dump(fitted, tmp_path / "pipeline.joblib")
+    again = joblib.load(tmp_path / "pipeline.joblib")
+    assert np.array_equal(again.predict_proba(paths), fitted.predict_proba(paths))
+    assert (tmp_path / "pipeline.joblib").stat().st_size < model.stat().st_size  # the path, not the weights
+
+
+def test_a_loaded_model_is_cloned_and_pickled_with_its_weights(model, pictures, tmp_path):
+    paths = pictures[0]
+    embedder = ImageEmbedder(load_backbone(model))
+    joblib.dump(clone(embedder), tmp_path / "embedder.joblib")
+    again = joblib.load(tmp_path / "embedder.joblib")
+    assert np.array_equal(again.transform(paths), embedder.transform(paths))
+
+
+# Every other check fits a matrix of numbers, which is no batch of images: scikit-learn itself leaves them out for an
+# estimator whose tags say that it takes no such matrix.
+APPLICABLE = [
+    "check_estimator_cloneable",
+    "check_do_not_raise_errors_in_init_or_set_param",
+    "check_no_attributes_set_in_init",
+    "check_parameters_default_constructible",
+    "check_get_params_invariance",
+    "check_set_params",
+    "check_estimator_repr",
+    "check_estimator_tags_renamed",
+    "check_valid_tag_types",
+    "check_mixin_order",
+]
+
+
+def test_the_checks_of_scikit_learn_that_apply(model):
+    embedder = ImageEmbedder(str(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it cannot be tested with matrices
+        assert all(check["status"] != "failed" for check in estimator_checks.check_estimator(embedder, on_fail=None))
+    for name in APPLICABLE:
+        if (check := getattr(estimator_checks, name, None)) is not None:  # they come and go with versions
+            check("ImageEmbedder", clone(embedder))
+
+
+@pytest.mark.parametrize("given", [np.zeros((4, 64)), np.array([["a.png", "b.png"]], dtype=object), [3.0], ["no.png"]])
+def test_what_is_no_image_is_refused(model, given):
+    with pytest.raises(UserError):
+        ImageEmbedder(model).transform(given)
+
+
+def test_a_model_that_is_not_there_and_a_batch_of_none(model):
+    with pytest.raises(UserError, match="no trained backbone here"):
+        ImageEmbedder("runs/nowhere").fit()
+    with pytest.raises(UserError, match="batch_size"):
+        ImageEmbedder(model, batch_size=0).transform([])
+
+
+# ---------------------------------------------------------------------------------------------------- torch.hub
+
+
+def test_torch_hub_loads_a_backbone_and_the_loss(model, pictures):
+    root, images = str(Path(__file__).parents[1]), pictures[1]
+    hubs, ours = torch.hub.load(root, "backbone", str(model), source="local"), load_backbone(model)
+    with torch.no_grad():
+        assert torch.equal(hubs(hubs.preprocess(images)), ours(ours.preprocess(images)))
+    assert torch.hub.load(root, "backbone", str(model), image_size=24, source="local").image_size == 24
+    torch.manual_seed(0)
+    online, target = torch.randn(2, 8, 4)
+    loss = torch.hub.load(root, "tico_loss", dim=4, rho=20.0, source="local")
+    assert torch.equal(loss(online, target), TiCoLoss(dim=4, rho=20.0)(online, target))

@@ -163,8 +163,8 @@ class TrainingConfig(Section):
     log_every_steps: Annotated[int, Field(ge=1)] = 50
     """Steps between logged metrics."""
     loggers: Annotated[tuple[LoggerName, ...], Field(strict=False)] = ("tensorboard",)
-    """Where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow, several of them or none. If one fails, training
-    goes on without it. Does not affect results."""
+    """Where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow, several of them or none ([]). If one fails,
+    training goes on without it. Does not affect results."""
     knn_every_epochs: Annotated[int, Field(ge=0)] = 0
     """Epochs between online kNN evaluations, if the data have labels; 0: never."""
     knn_images: Annotated[int, Field(ge=100)] = 10_000

@@ -1,2 +1,1 @@
-"""This package in the frames of others: Lightning (`integrations.lightning`), scikit-learn (`integrations.sklearn`). Each
-module needs the library of its name."""
+"""This package in the frames of others, one module per library, which has its name: `lightning`, `sklearn`."""

@@ -1,8 +1,9 @@
 """Batches as data loaders make them: images or views, alone or with labels."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,8 @@ from tico_ssl.runtime.errors import UserError
 KEYS = {"images", "views", "label", "index"}
 
 
-class Given(NamedTuple):
+@dataclass(frozen=True)
+class Given:
     """A batch as given: uint8 images from which views are to be made, or the views themselves."""
 
     images: Tensor | list[Tensor] | None

@@ -1,4 +1,4 @@
-"""A method of this package in Lightning's Trainer: views, loss, optimiser, schedule and target as in `tico pretrain`."""
+"""A method of this package in Lightning's Trainer: views, loss, optimiser and target are those of `tico pretrain`."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -8,6 +8,7 @@ imported when one of its models is built: importing either takes a second or mor
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -210,7 +211,12 @@ def _stride_before(convolution: nn.Conv2d) -> None:
     """
     rows, columns = convolution.stride
     convolution.stride = (1, 1)
-    convolution.register_forward_pre_hook(lambda _, inputs: (inputs[0][..., ::rows, ::columns],))
+    convolution.register_forward_pre_hook(partial(_subsampled, rows, columns))
+
+
+def _subsampled(rows: int, columns: int, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+    """A hook that has a name, so that the network can be pickled."""
+    return (inputs[0][..., ::rows, ::columns],)
 
 
 def _initialise(convolution: nn.Conv2d) -> None:

@@ -19,7 +19,7 @@ def resized(backbone: Backbone, image_size: int) -> Backbone:
 
 
 def _for_size(backbone: Backbone, image_size: int) -> BackboneConfig:
-    """The configuration that rebuilds the network at its new size: the stem stays that of the size it was trained at."""
+    """The configuration that rebuilds the network at its new size; the stem stays that of the size in training."""
     config = backbone.config
     sizes = {key: image_size for key in ("img_size", "image_size") if key in config.arguments}
     stem = config.stem

@@ -30,12 +30,14 @@ class Events(Logger):
         with Image.open(picture) as opened:
             self._writer.add_image(name, np.asarray(opened.convert("RGB")), self.start, dataformats="HWC")
 
-    def _close(self, ending: Ending) -> None:
-        self._writer.close()
-
-    def _release(self) -> None:
+    def close(self, ending: Ending) -> None:
+        """Also after a failure, threads have the hook of before."""
+        super().close(ending)
         if hasattr(self, "_hook"):
             threading.excepthook = self._hook
+
+    def _close(self, ending: Ending) -> None:
+        self._writer.close()
 
     def _excepthook(self, args: threading.ExceptHookArgs) -> None:
         """TensorBoard's thread gives its error to the next call as well: nobody needs its traceback."""

@@ -45,7 +45,6 @@ class Logger(ABC):
         """Write what is left, and say how training ended."""
         self._attempt(lambda: self._close(ending))
         self._ended = True
-        self._release()
 
     def _attempt(self, work: Callable[[], None]) -> None:
         if self._ended:
@@ -68,9 +67,6 @@ class Logger(ABC):
 
     @abstractmethod
     def _close(self, ending: Ending) -> None: ...
-
-    def _release(self) -> None:
-        """Undo what opening has changed in this process, also after a failure."""
 
 
 class Tracker(Logger):

@@ -33,7 +33,7 @@ SPECTRUM_RANKS = 128  # eigenvalues kept per epoch: the first ones, then ever sp
 
 
 class Monitor:
-    """Writes metrics.jsonl and train.log, hands numbers to the loggers, and shows progress; in the main process only."""
+    """Writes metrics.jsonl and train.log, hands numbers to loggers, and shows progress; in the main process only."""
 
     def __init__(
         self, run: Run, steps: int, batch_size: int, begin: Position, loggers: Sequence[str] = ("tensorboard",)

@@ -14,7 +14,7 @@ LONGEST_VALUE = 500  # characters of a parameter that every MLflow server takes
 
 
 class WandbTracker(Tracker):
-    """A run of Weights & Biases; its variables WANDB_PROJECT, WANDB_NAME, WANDB_DIR, WANDB_MODE, ... take precedence."""
+    """A run of Weights & Biases; its variables, WANDB_PROJECT, WANDB_NAME, WANDB_DIR and others, take precedence."""
 
     title, library = "the records of Weights & Biases", "wandb"
 
@@ -22,7 +22,7 @@ class WandbTracker(Tracker):
         import wandb
 
         folder = self.run.folder
-        defaults = {
+        defaults: dict[str, Any] = {
             "project": re.sub(r"[/\\#?%:]", "-", self.place),
             "name": folder.resolve().name,
             "dir": str(folder),
