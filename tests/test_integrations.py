@@ -126,6 +126,16 @@ def test_a_lightning_trainer_makes_the_steps_of_the_package(lightning, method):
     assert same(weights, module.method.state_dict())
 
 
+@pytest.mark.parametrize(("ours", "theirs", "tolerance"), [("fp64", "64-true", 1e-6), ("bf16", "bf16-mixed", 1e-2)])
+def test_views_are_made_in_float32_whatever_the_precision(lightning, ours, theirs, tolerance):
+    recipe = recipe_of("tico", **{"training.precision": ours})
+    losses, _, batches, _ = own_training(recipe)
+    noted = Losses(lightning)
+    loader = DataLoader(Epochs(batches, images_of), batch_size=None)
+    fit(lightning, lightning.LightningMethod(recipe), loader, noted, precision=theirs)
+    assert noted.seen == pytest.approx(losses, rel=tolerance)
+
+
 def test_views_of_the_users_own_in_float64(lightning):
     """With clipped gradients, whose norm Lightning sums in another order."""
     recipe = recipe_of("byol", **{"training.precision": "fp64", "training.clip_gradient": 0.05})

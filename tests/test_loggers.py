@@ -165,6 +165,7 @@ def test_a_failing_logger_is_a_line_and_training_goes_on(tmp_path, settings, mon
     out = capsys.readouterr().out
     assert out.count("warning: the records of a library end here: no route to host\n") == 1
     assert out.count("warning: the records of another end here: not logged in\n") == 1
+    assert (run.folder / "train.log").read_text().count("no route to host") == 1
     assert len(run.metrics()) == 6 and threading.excepthook is hook
 
 

@@ -1,6 +1,7 @@
 """A method of this package in Lightning's Trainer: views, loss, optimiser and target are those of `tico pretrain`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,8 @@ class LightningMethod(LightningModule):
 
     def _batch(self, given: Given) -> Batch:
         dtype = next(self.method.parameters()).dtype
-        views = given.views if given.images is None else self._made(given.images)
+        with _in_float32(self.device):
+            views = given.views if given.images is None else self._made(given.images)
         index = given.index
         if index is None:
             if "images" in type(self.recipe.method).model_fields:
@@ -157,6 +159,18 @@ class PlannedRate(LRScheduler):
     def state_dict(self) -> dict[str, Any]:
         """Without the plan, which follows from recipe and Trainer."""
         return {key: value for key, value in super().state_dict().items() if key != "plan"}
+
+
+@contextmanager
+def _in_float32(device: torch.device) -> Iterator[None]:
+    """Within, the Trainer's precision is not at work, which is for networks: views are made in float32."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _built(recipe: Recipe) -> Method:

@@ -29,8 +29,8 @@ class Logger(ABC):
     title: str
     """What ends, in the warning."""
 
-    def __init__(self, run: Run, start: int) -> None:
-        self.run, self.start, self._ended = run, start, False
+    def __init__(self, run: Run, start: int, warn: Callable[[str], None] = say) -> None:
+        self.run, self.start, self._warn, self._ended = run, start, warn, False
         self._attempt(self._open)
 
     def add(self, record: dict[str, Any]) -> None:
@@ -54,7 +54,7 @@ class Logger(ABC):
         except Exception as error:  # of any library, about any network, disk or account
             self._ended = True
             reason = refusal(error) or str(error).strip() or type(error).__name__
-            say(f"warning: {self.title} end here: {reason.splitlines()[0]}")
+            self._warn(f"warning: {self.title} end here: {reason.splitlines()[0]}")
 
     @abstractmethod
     def _open(self) -> None: ...

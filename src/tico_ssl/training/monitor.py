@@ -44,7 +44,7 @@ class Monitor:
         self._warned: set[str] = set()
         self._latest: dict[str, Any] = {}
         wanted = dict.fromkeys(loggers) if distributed.is_main() else ()  # each once
-        self.loggers = [LOGGERS[name](run, begin.step) for name in wanted]
+        self.loggers = [LOGGERS[name](run, begin.step, self.note) for name in wanted]
 
     def __enter__(self) -> "Monitor":
         return self
