@@ -21,6 +21,7 @@ from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.data.formats.textures import draw_textures
 from tico_ssl.integrations._batches import read_batch
 from tico_ssl.integrations.sklearn import ImageEmbedder
+from tico_ssl.methods import byol
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import save_backbone
 from tico_ssl.pipeline.loader import RawBatch
@@ -171,14 +172,25 @@ def test_a_checkpoint_of_lightning_goes_on_where_it_was(lightning, tmp_path):
 
 
 def test_accumulated_batches_move_the_target_once(lightning):
-    recipe = recipe_of("byol", **{"training.batch_size": 64, "method.ema_start": 0.5, "method.ema_end": 0.5})
-    module, noted = lightning.LightningMethod(recipe), Losses(lightning)
+    """Also of a method that no recipe has made."""
+    recipe = recipe_of("tico", **{"training.batch_size": 64})
+    config = byol.Config(hidden=16, dim=8, ema_start=0.5, ema_end=0.5)
+    method = byol.BYOL(build_backbone(recipe.backbone, 16), config)
+    module, noted = lightning.LightningMethod(recipe, method=method), Losses(lightning)
     moved = []
     follow = module.method.target.follow
     module.method.target.follow = lambda online, decay: (moved.append(decay), follow(online, decay))
     batches = [torch.randint(0, 256, (32, 3, 16, 16), dtype=torch.uint8) for _ in range(4)]
     fit(lightning, module, DataLoader(batches, batch_size=None), noted, max_epochs=1, accumulate_grad_batches=2)
     assert moved == [0.5, 0.5]
+
+
+def test_a_memory_bank_needs_to_know_the_images(lightning):
+    recipe = load_recipe("cifar10/pirl", {"data.image_size": 16, "backbone.name": "tico/resnet10-w4"})
+    module, given = lightning.LightningMethod(recipe), [VIEW, VIEW]
+    with pytest.raises(UserError, match=r"method pirl .* 'index'"):
+        module._batch(read_batch(given))
+    assert module._batch(read_batch({"views": given, "index": LABEL})).index is LABEL
 
 
 def test_mistakes_with_lightning_are_one_line(lightning):

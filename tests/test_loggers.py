@@ -4,6 +4,7 @@ import json
 import struct
 import threading
 import warnings
+from typing import ClassVar
 
 import pytest
 
@@ -11,9 +12,11 @@ from tico_ssl import pretrain
 from tico_ssl.config.recipe import load_recipe
 from tico_ssl.results.run_folder import Run, flattened
 from tico_ssl.runtime.errors import Interrupted, UserError
+from tico_ssl.training.checkpoint import Position
 from tico_ssl.training.events import Events
 from tico_ssl.training.logger import Tracker
 from tico_ssl.training.monitor import LOGGERS, Monitor
+from tico_ssl.training.stop import NotFinite
 from tico_ssl.training.trackers import LONGEST_VALUE, _parameter
 from tiny import TINY
 
@@ -146,6 +149,23 @@ class Broken(Tracker):
 
     def _close(self, ending):
         raise AssertionError("it has ended")
+
+
+class Noting(Broken):
+    endings: ClassVar[list[str]] = []
+
+    def _close(self, ending):
+        self.endings.append(ending)
+
+
+@pytest.mark.parametrize(
+    ("error", "ending"), [(NotFinite("NaN"), "failed"), (RuntimeError(), "failed"), (Interrupted(), "stopped")]
+)
+def test_loggers_are_told_how_a_training_ended(tmp_path, monkeypatch, error, ending):
+    monkeypatch.setitem(LOGGERS, "wandb", Noting)
+    with pytest.raises(type(error)), Monitor(Run(tmp_path), 9, 32, Position(0), ["wandb"]):
+        raise error
+    assert Noting.endings.pop() == ending
 
 
 class NeverBegun(Broken):

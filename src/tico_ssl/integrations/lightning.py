@@ -109,13 +109,15 @@ class LightningMethod(LightningModule):
         dtype = next(self.method.parameters()).dtype
         with _in_float32(self.device):
             views = given.views if given.images is None else self._made(given.images)
-        index = given.index
-        if index is None:
-            if "images" in type(self.recipe.method).model_fields:
-                name = self.recipe.method.name
-                raise UserError(f"method {name} keeps something of every image: batches need an 'index'")
-            index = torch.empty(0, dtype=torch.long, device=self.device)
-        return Batch(tuple(as_input(view.to(dtype)) for view in views), index, given.label)
+        return Batch(tuple(as_input(view.to(dtype)) for view in views), self._index(given), given.label)
+
+    def _index(self, given: Given) -> Tensor:
+        if given.index is not None:
+            return given.index
+        config = getattr(self.method, "config", self.recipe.method)
+        if "images" in type(config).model_fields:
+            raise UserError(f"method {config.name} keeps something of every image: batches need an 'index'")
+        return torch.empty(0, dtype=torch.long, device=self.device)
 
     @torch.no_grad()
     def _made(self, images: Tensor | list[Tensor]) -> tuple[Tensor, ...]:
