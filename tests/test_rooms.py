@@ -39,6 +39,7 @@ ROOMS = (
     "report",
     "classifying",
     "exporting",
+    "integrations",
 )
 ABOVE = {"", "__main__", "cli", "listing", "theory"}  # what stands beside the rooms
 

@@ -74,7 +74,8 @@ def pretrain(
         raise typer.Exit(exit_code(stop)) from stop
     if not is_main():
         return
-    say(f"\nlook at    {run.folder}/views.png, {run.folder}/metrics.jsonl, tensorboard --logdir {run.folder}")
+    board = f", tensorboard --logdir {run.folder}" if any(run.folder.glob("events.out.tfevents.*")) else ""
+    say(f"\nlook at    {run.folder}/views.png, {run.folder}/metrics.jsonl{board}")
     say(f"backbone   {run.backbone_file}")
     labelled = any("knn" in key for line in run.metrics() for key in line)
     say(f"next       tico evaluate {run.folder} {'knn linear rankme' if labelled else 'rankme'}")

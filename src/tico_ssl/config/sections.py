@@ -135,6 +135,9 @@ Precision = Literal["auto", "fp32", "bf16", "fp64"]
 Execution = Literal["auto", "eager", "compiled", "captured", "compiled and captured"]
 
 
+LoggerName = Literal["tensorboard", "wandb", "mlflow"]
+
+
 class TrainingConfig(Section):
     """Length, batch size, execution and logging."""
 
@@ -164,6 +167,9 @@ class TrainingConfig(Section):
     """Maximum gradient norm; default: no clipping."""
     log_every_steps: Annotated[int, Field(ge=1)] = 50
     """Steps between logged metrics."""
+    loggers: Annotated[tuple[LoggerName, ...], Field(strict=False)] = ("tensorboard",)
+    """Where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow, several of them or none ([]). If one fails,
+    training goes on without it. Does not affect results."""
     knn_every_epochs: Annotated[int, Field(ge=0)] = 0
     """Epochs between online kNN evaluations, if the data have labels; 0: never."""
     knn_images: Annotated[int, Field(ge=100)] = 10_000

@@ -8,6 +8,7 @@ imported when one of its models is built: importing either takes a second or mor
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -210,7 +211,12 @@ def _stride_before(convolution: nn.Conv2d) -> None:
     """
     rows, columns = convolution.stride
     convolution.stride = (1, 1)
-    convolution.register_forward_pre_hook(lambda _, inputs: (inputs[0][..., ::rows, ::columns],))
+    convolution.register_forward_pre_hook(partial(_subsampled, rows, columns))
+
+
+def _subsampled(rows: int, columns: int, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+    """A hook that has a name, so that the network can be pickled."""
+    return (inputs[0][..., ::rows, ::columns],)
 
 
 def _initialise(convolution: nn.Conv2d) -> None:
@@ -287,14 +293,18 @@ def _like(convolution: nn.Conv2d, **changes: Any) -> nn.Conv2d:
     return fresh
 
 
-def _adapt_stem(network: nn.Module, config: BackboneConfig, image_size: int) -> None:
-    conv1, maxpool = getattr(network, "conv1", None), getattr(network, "maxpool", None)
-    if not isinstance(conv1, nn.Conv2d) or maxpool is None:
+def has_stem(network: Any) -> bool:
+    """Whether this is a ResNet with one convolution and a max-pool before its blocks."""
+    return isinstance(getattr(network, "conv1", None), nn.Conv2d) and hasattr(network, "maxpool")
+
+
+def _adapt_stem(network: Any, config: BackboneConfig, image_size: int) -> None:
+    if not has_stem(network):
         if config.stem == "small":
             raise UserError(f"backbone.stem=small needs a ResNet with one convolution as stem, not '{config.name}'")
         return
     if config.stem == "small" or (config.stem == "auto" and image_size <= SMALL_IMAGE):
-        network.conv1 = _like(conv1, kernel_size=3, stride=1, padding=config.stem_padding)
+        network.conv1 = _like(network.conv1, kernel_size=3, stride=1, padding=config.stem_padding)
         network.maxpool = nn.Identity()
 
 

@@ -15,6 +15,7 @@ from tico_ssl.config.section import Section, validate
 from tico_ssl.config.sections import BackboneConfig, Values
 from tico_ssl.networks import weight_standardisation
 from tico_ssl.networks.backbones import Backbone, build_backbone, build_network
+from tico_ssl.networks.resizing import resized
 from tico_ssl.results.run_folder import backbone_file
 from tico_ssl.runtime.checksums import checksums, damage
 from tico_ssl.runtime.errors import UserError
@@ -38,11 +39,12 @@ def save_backbone(backbone: Backbone, path: Path) -> None:
     write_described(path, plain_state(backbone), described(backbone))
 
 
-def load_backbone(source: str | Path) -> Backbone:
-    """The backbone of a run folder or a .safetensors file, in evaluation mode: normalised images to features."""
+def load_backbone(source: str | Path, image_size: int | None = None) -> Backbone:
+    """The backbone of a run folder or a .safetensors file, in evaluation mode: normalised images to features. For
+    images of another size than in training, position embeddings of transformers are interpolated."""
     path = backbone_file(source)
     state, about = described_state(path)
-    return rebuilt(path, about, state)
+    return resized(rebuilt(path, about, state), about.image_size if image_size is None else image_size)
 
 
 def described_state(path: Path) -> tuple[dict[str, Tensor], "Description"]:

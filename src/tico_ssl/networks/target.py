@@ -19,16 +19,21 @@ from torch import Tensor, nn
 from tico_ssl.networks.backbones import each
 
 Embeddings = tuple[Tensor, ...]
+RATES = {"DropPath": ("drop_prob",), "StochasticDepth": ("p",), "Dropout": ("p",)}  # of timm, torchvision and torch
 
 
 class Target(nn.Sequential):
-    """A copy of the online network that takes no gradient."""
+    """A copy of the online network that takes no gradient and drops nothing: what the online network is to match has no
+    noise of its own."""
 
     stream: torch.cuda.Stream | None = None  # a second one, set by a captured step
 
     def __init__(self, online: nn.Sequential) -> None:
         super().__init__(*copy.deepcopy(online))
         self.requires_grad_(False)
+        for module in self.modules():
+            for rate in RATES.get(type(module).__name__, ()):
+                setattr(module, rate, 0.0)
 
     @torch.no_grad()
     def follow(self, online: nn.Module, decay: float | Tensor) -> None:

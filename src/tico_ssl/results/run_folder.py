@@ -1,8 +1,9 @@
 """A run on disk: paths, and atomic reads and writes.
 
 recipe.yaml (resolved), environment.json, metrics.jsonl, spectrum.jsonl (of TiCo's covariance), train.log, TensorBoard
-events, views.png, checkpoints/last.pt (training state), checkpoints/backbone.safetensors (trained weights),
-checkpoints/initial.safetensors (weights that it started from, if any), results.jsonl, lock (held while training)
+events, wandb.json and mlflow.json (of these loggers), views.png, checkpoints/last.pt (training state),
+checkpoints/backbone.safetensors (trained weights), checkpoints/initial.safetensors (weights that it started from, if
+any), results.jsonl, lock (held while training)
 """
 
 import json
@@ -28,6 +29,7 @@ MAY_CHANGE = (
     "description",
     "data.store",
     "training.log_every",
+    "training.loggers",
     "training.workers",
     "training.keep_",
     "training.checkpoint_",

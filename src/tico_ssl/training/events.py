@@ -7,51 +7,37 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tico_ssl.runtime.errors import refusal
-from tico_ssl.runtime.progress import say
+from tico_ssl.training.logger import Ending, Logger
 
 
-class Events:
-    """Numbers and images for TensorBoard. If they cannot be written they end, with a warning: metrics.jsonl has the
-    same numbers."""
+class Events(Logger):
+    """Numbers and images for TensorBoard, in the run folder."""
 
-    def __init__(self, folder: Path, start: int) -> None:
+    title = "TensorBoard's events"
+
+    def _open(self) -> None:
         from torch.utils.tensorboard import SummaryWriter  # imported when it is needed
 
-        self._writer: SummaryWriter | None = SummaryWriter(str(folder), purge_step=start)
-        self._start = start
+        self._writer = SummaryWriter(str(self.run.folder), purge_step=self.start)
         self._hook, threading.excepthook = threading.excepthook, self._excepthook
 
-    def add(self, record: dict[str, Any]) -> None:
-        """The numbers of a step."""
-        try:
-            for name, value in record.items():
-                if self._writer is not None and name not in ("step", "epoch"):
-                    self._writer.add_scalar(name, value, record["step"])
-        except OSError as error:
-            self._end(error)
+    def _add(self, step: int, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            if name != "epoch":
+                self._writer.add_scalar(name, value, step)
 
-    def show(self, name: str, picture: Path) -> None:
-        """An image."""
-        try:
-            with Image.open(picture) as opened:
-                if self._writer is not None:
-                    self._writer.add_image(name, np.asarray(opened.convert("RGB")), self._start, dataformats="HWC")
-        except OSError as error:
-            self._end(error)
+    def _show(self, name: str, picture: Path) -> None:
+        with Image.open(picture) as opened:
+            self._writer.add_image(name, np.asarray(opened.convert("RGB")), self.start, dataformats="HWC")
 
-    def close(self) -> None:
-        """Write what is left."""
-        try:
-            if self._writer is not None:
-                self._writer.close()
-        except OSError as error:
-            self._end(error)
-        threading.excepthook = self._hook
+    def close(self, ending: Ending) -> None:
+        """Also after a failure, threads have the hook of before."""
+        super().close(ending)
+        if hasattr(self, "_hook"):
+            threading.excepthook = self._hook
 
-    def _end(self, error: OSError) -> None:
-        self._writer = None
-        say(f"warning: TensorBoard's events end here: {refusal(error)}")
+    def _close(self, ending: Ending) -> None:
+        self._writer.close()
 
     def _excepthook(self, args: threading.ExceptHookArgs) -> None:
         """TensorBoard's thread gives its error to the next call as well: nobody needs its traceback."""

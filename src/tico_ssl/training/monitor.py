@@ -1,7 +1,7 @@
 """Metrics, progress and collapse warnings during pretraining."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -23,22 +23,28 @@ from tico_ssl.training.clock import Clock
 from tico_ssl.training.display import Display
 from tico_ssl.training.events import Events
 from tico_ssl.training.journal import Journal, mean_values
+from tico_ssl.training.logger import Ending, Logger
+from tico_ssl.training.trackers import MlflowTracker, WandbTracker
 
 RANK_IMAGES = 256  # of the global batch, for RankMe and uniformity at log steps: some milliseconds
 FEWEST_DIMENSIONS = 10  # with fewer, a rank says nothing about collapse
+LOGGERS: dict[str, type[Logger]] = {"tensorboard": Events, "wandb": WandbTracker, "mlflow": MlflowTracker}
 SPECTRUM_RANKS = 128  # eigenvalues kept per epoch: the first ones, then ever sparser
 
 
 class Monitor:
-    """Writes metrics.jsonl, TensorBoard events and train.log, and shows progress; in the main process only."""
+    """Writes metrics.jsonl and train.log, hands numbers to loggers, and shows progress; in the main process only."""
 
-    def __init__(self, run: Run, steps: int, batch_size: int, begin: Position) -> None:
+    def __init__(
+        self, run: Run, steps: int, batch_size: int, begin: Position, loggers: Sequence[str] = ("tensorboard",)
+    ) -> None:
         self.run, self.batch_size = run, batch_size
         self.clock, self.display = Clock(*begin), Display("pretraining", steps, begin.step)
         self.metrics, self.spectra = (Journal(file, begin.step) for file in (run.metrics_file, run.spectrum_file))
         self._warned: set[str] = set()
         self._latest: dict[str, Any] = {}
-        self.events = Events(run.folder, begin.step) if distributed.is_main() else None
+        wanted = dict.fromkeys(loggers) if distributed.is_main() else ()  # each once
+        self.loggers = [LOGGERS[name](run, begin.step, self.note) for name in wanted]
 
     def __enter__(self) -> "Monitor":
         return self
@@ -46,8 +52,10 @@ class Monitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.events is not None:
-            self.events.close()
+        stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
+        ending: Ending = "finished" if kind is None else "stopped" if stopped else "failed"
+        for logger in self.loggers:
+            logger.close(ending)
 
     def note(self, text: str) -> None:
         """A line on the console and in train.log."""
@@ -72,11 +80,11 @@ class Monitor:
         self.display.status(_status(self._latest))
 
     def write(self, record: dict[str, Any]) -> None:
-        """Add a line to metrics.jsonl and to TensorBoard."""
+        """Add a line to metrics.jsonl, and its numbers to the loggers."""
         self._latest = self._latest | record
         self.metrics.write(record)
-        if self.events is not None:
-            self.events.add(record)
+        for logger in self.loggers:
+            logger.add(record)
 
     def flush(self) -> None:
         """Wait until all metrics are on the disk; an OSError if they cannot be written."""
@@ -100,9 +108,9 @@ class Monitor:
             self.note(f"warning: {fallbacks.sentence(what, reason)}; steps are {execution}")
 
     def show(self, name: str, picture: Path) -> None:
-        """Add an image to TensorBoard."""
-        if self.events is not None:
-            self.events.show(name, picture)
+        """Hand an image to the loggers."""
+        for logger in self.loggers:
+            logger.show(name, picture)
 
     def epoch_ended(self, step: int, epoch: int, epochs: int, bad_files: int = 0) -> None:
         """One line in the log; on a console without a bar, only some of them."""

@@ -21,9 +21,9 @@ class Plan:
     optimizer: OptimizerConfig
 
     @classmethod
-    def of(cls, recipe: Recipe, steps_per_epoch: int) -> "Plan":
-        """The plan of a recipe for a number of steps per epoch."""
-        optimizer, steps = recipe.optimizer, steps_per_epoch * recipe.training.epochs
+    def of(cls, recipe: Recipe, steps_per_epoch: int, steps: int | None = None) -> "Plan":
+        """The plan of a recipe for a number of steps per epoch, and in all, by default that of the recipe's epochs."""
+        optimizer, steps = recipe.optimizer, steps_per_epoch * recipe.training.epochs if steps is None else steps
         peak = scaled_lr(optimizer.lr, recipe.training.batch_size) if optimizer.scale_lr else optimizer.lr
         warmup = round(optimizer.warmup_epochs * steps_per_epoch)
         if warmup > LONGEST_WARMUP * steps:

@@ -149,7 +149,7 @@ def _train(setup: Setup, run: Run, begin: Position) -> None:
     settings, plan = setup.recipe.training, setup.plan
     step, watch = build_step(setup), Watch(setup.method, setup.optimizer, begin.step)
     knn = OnlineKnn.of(setup.recipe, setup.source, setup.device)
-    with Monitor(run, plan.steps, settings.batch_size, begin) as monitor:
+    with Monitor(run, plan.steps, settings.batch_size, begin, settings.loggers) as monitor:
         moments = _Moments(setup, run, step, monitor, knn, watch)
         course = Course(begin.step, plan.steps, settings.seed, go_on="; continue with --resume")
         loop.train(course, moments.batches(begin.step), moments.hooks(), monitor.clock, monitor.display)

@@ -15,6 +15,7 @@ from tico_ssl.runtime.errors import UserError, memory_advice
 from tico_ssl.runtime.launcher import launched, launched_rank
 from tico_ssl.runtime.locks import alone_in
 from tico_ssl.runtime.progress import say
+from tico_ssl.training.logger import require_loggers
 from tico_ssl.training.stop import USUAL_REMEDY, NotFinite, read_stop
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def pretrain(
     if resume and overwrite:
         raise UserError("--resume and --overwrite exclude each other")
     loaded = _loaded(recipe, data, overrides if init is None else {**(overrides or {}), "training.init": str(init)})
+    require_loggers(loaded.training.loggers)
     run = Run(Path(out).expanduser() if out is not None else default_folder(recipe))
     admit(run.folder, loaded, resume, overwrite)
     if loaded.training.init is not None and not (resume and run.initial_file.is_file()):
