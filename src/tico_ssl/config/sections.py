@@ -2,11 +2,38 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PlainValidator, field_validator, model_validator
 
 from tico_ssl.config.section import Section
 
 Values = Annotated[tuple[float, ...], Field(strict=False)]
+FOUND: Literal["percentile"] = "percentile"  # instead of a range of values: it is found in the images
+MOST = 1e300  # of the values of an image
+Limits = tuple[float, float] | tuple[tuple[float, float], ...]
+
+
+def _as_range(given: Any) -> Any:
+    """`percentile`, a pair of increasing numbers, or a pair per channel."""
+    if given == FOUND:
+        return given
+    several = isinstance(given, list | tuple) and len(given) > 0 and isinstance(given[0], list | tuple)
+    pairs = given if several else [given]
+    for pair in pairs:
+        numbers = isinstance(pair, list | tuple) and len(pair) == 2
+        if not numbers or not all(isinstance(value, int | float) and abs(value) < MOST for value in pair):
+            raise ValueError("must be percentile, [low, high], or such a pair per channel")
+        if not pair[0] < pair[1]:
+            raise ValueError(f"must increase, but {pair[0]} is not less than {pair[1]}")
+    found = tuple((float(low), float(high)) for low, high in pairs)
+    return found if several else found[0]
+
+
+Range = Annotated[Literal["percentile"] | Limits, PlainValidator(_as_range)]
+
+
+def limits_of(range: Literal["percentile"] | Limits) -> Limits | None:
+    """The values that become 0 to 255; None if they are found in the images."""
+    return None if isinstance(range, str) else range
 
 
 class DataConfig(Section):
@@ -37,10 +64,18 @@ class DataConfig(Section):
     """Keep images on the GPU if they take less than two fifths of its free memory."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """Train on this number of images, evenly spaced in the data set (textures: generate this number); default: all."""
+    tiles: Annotated[int, Field(ge=16)] | None = None
+    """Read images that are larger than this number of pixels along a side as square tiles of that side; default: images
+    are whole, and refused above 134 million pixels."""
+    range: Range = FOUND
+    """Values that become 0 to 255, where images have more than eight bits: [low, high], or a list of such pairs, one
+    per channel. percentile: the percentiles 0.5 and 99.5 of 256 training images, unless DICOM files have windows; the
+    run keeps what was found. Images of eight bits are used as they are."""
     mean: Values = (0.485, 0.456, 0.406)
-    """Mean per channel, subtracted; default: ImageNet's."""
+    """Mean per channel, subtracted; default: ImageNet's. Empty, or three values for another number of channels: that of
+    256 training images, which the run keeps."""
     std: Values = (0.229, 0.224, 0.225)
-    """Standard deviation per channel, divided by; default: ImageNet's."""
+    """Standard deviation per channel, divided by; default and choice as for the mean."""
 
     @field_validator("source")
     @classmethod

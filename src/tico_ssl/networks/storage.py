@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from tico_ssl.config.section import Section, validate
-from tico_ssl.config.sections import BackboneConfig, Values
+from tico_ssl.config.sections import FOUND, BackboneConfig, Range, Values, limits_of
 from tico_ssl.networks import weight_standardisation
 from tico_ssl.networks.backbones import Backbone, build_backbone, build_network
 from tico_ssl.results.run_folder import backbone_file
@@ -49,7 +49,7 @@ def load_backbone(source: str | Path) -> Backbone:
     state, description = _read(path)
     about = validate(Description, description, f"{path}: metadata")
     _require_match(path, about, state)
-    backbone = build_backbone(about.config, about.image_size, about.mean, about.std)
+    backbone = build_backbone(about.config, about.image_size, about.mean, about.std, limits_of(about.range))
     backbone.network.load_state_dict(state)
     return backbone.eval()
 
@@ -73,7 +73,7 @@ def _described(backbone: Backbone) -> dict[str, Any]:
         "image_size": backbone.image_size,
         "mean": list(backbone.mean),
         "std": list(backbone.std),
-    }
+    } | ({} if backbone.limits is None else {"range": json.loads(json.dumps(backbone.limits))})
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -109,6 +109,7 @@ class Description(Section):
     image_size: Annotated[int, Field(ge=1, le=4096)]
     mean: Values
     std: Values
+    range: Range = FOUND
 
 
 def _require_match(path: Path, about: Description, state: dict[str, Tensor]) -> None:

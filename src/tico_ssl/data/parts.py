@@ -1,0 +1,74 @@
+"""Files with several images: pages of a TIFF, frames of a DICOM file, tiles of a large image.
+
+Of these only the sizes are read when a source is opened; a part is read when it is asked for. Parts are called
+`scan.tif#3` (the third image of the file), `slide.tif@512,1024` (the tile whose upper left corner is 512 pixels from
+the left and 1,024 from the top), or both.
+"""
+
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from tico_ssl.data import dicom, tiff
+from tico_ssl.data.decoding import BadImage, Part, Reading, open_file, picture_size
+
+MOST_PARTS = 10_000_000  # of all files; a crafted header may claim more
+
+
+def find_parts(folder: Path, files: list[str], reading: Reading) -> np.ndarray | None:
+    """All parts of files: file, number, top, left, height and width (0: the whole image). None if every file is a
+    single image, which is known by its suffix unless it is a TIFF or DICOM file, or there may be tiles."""
+    if reading.tiles is None and not any(tiff.is_tiff(file) or dicom.is_dicom(file) for file in files):
+        return None
+    rows: list[tuple[int, ...]] = []
+    for place, file in enumerate(files):
+        height, width, count = _size(folder / file, reading)
+        rows += [(place, number, *box) for number in range(count) for box in boxes(height, width, reading.tiles)]
+        if len(rows) > MOST_PARTS:
+            raise BadImage(file, f"more than {MOST_PARTS:,} parts")
+    found = np.array(rows, dtype=np.int64).reshape(-1, 6)
+    return None if len(found) == len(files) and not found[:, 4].any() else found
+
+
+def boxes(height: int, width: int, side: int | None) -> list[tuple[int, int, int, int]]:
+    """Top, left, height and width of the tiles that cover an image, those at its end moved inward so that all have the
+    same size. An image that is no larger than a tile is whole."""
+    if side is None or max(height, width) <= side:
+        return [(0, 0, 0, 0)]
+    tall, wide = min(side, height), min(side, width)
+    tops, lefts = _begins(height, tall), _begins(width, wide)
+    return [(top, left, tall, wide) for top in tops for left in lefts]
+
+
+def _begins(whole: int, size: int) -> list[int]:
+    return [min(begin, whole - size) for begin in range(0, whole, size)]
+
+
+def part_of(row: np.ndarray) -> Part:
+    """A row of the table as a part."""
+    _, number, top, left, height, width = row.tolist()
+    return Part(number, (top, left, height, width) if height else None)
+
+
+def part_name(file: str, row: np.ndarray, several: bool) -> str:
+    """What a part is called; `several` says that the file has more than one image."""
+    _, number, top, left, height, _ = row.tolist()
+    return file + (f"#{number + 1}" if several else "") + (f"@{left},{top}" if height else "")
+
+
+def _size(path: Path, reading: Reading) -> tuple[int, int, int]:
+    """Height, width and number of the images of a file. One that cannot be read is a single image, refused later."""
+    try:
+        with open_file(path, path.name) as file:
+            return _size_of(file, path.name, reading)
+    except Exception:
+        return 0, 0, 1
+
+
+def _size_of(file: BinaryIO, name: str, reading: Reading) -> tuple[int, int, int]:
+    if dicom.is_dicom(name):
+        return 0, 0, dicom.size_of(file)[2]
+    if tiff.is_tiff(name):
+        return tiff.size_of(file, reading.channels)
+    return (0, 0, 1) if reading.tiles is None else (*picture_size(file), 1)
