@@ -264,7 +264,7 @@ def test_one_channel_is_the_luma(tmp_path):
 
 def test_a_file_has_the_channels_that_it_has(tmp_path):
     write(tmp_path / "x.png")
-    with pytest.raises(UserError, match="has 3 channels, while backbone.channels is 4"):
+    with pytest.raises(UserError, match=r"has 3 channels, while backbone\.channels is 4"):
         decode(tmp_path / "x.png", channels=4)
     pixels = write(tmp_path / "y.png", channels=4)
     assert torch.equal(decode(tmp_path / "y.png", channels=4), channels_first(pixels))

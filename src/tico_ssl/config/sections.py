@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, field_validator, model_validator
+from pydantic import Field, PlainSerializer, PlainValidator, field_validator, model_validator
 
 from tico_ssl.config.section import Section
 
@@ -10,6 +10,11 @@ Values = Annotated[tuple[float, ...], Field(strict=False)]
 FOUND: Literal["percentile"] = "percentile"  # instead of a range of values: it is found in the images
 MOST = 1e300  # of the values of an image
 Limits = tuple[float, float] | tuple[tuple[float, float], ...]
+
+
+def as_lists(limits: Any) -> Any:
+    """Pairs as YAML and JSON have them."""
+    return [as_lists(part) for part in limits] if isinstance(limits, tuple) else limits
 
 
 def _as_range(given: Any) -> Any:
@@ -28,7 +33,7 @@ def _as_range(given: Any) -> Any:
     return found if several else found[0]
 
 
-Range = Annotated[Literal["percentile"] | Limits, PlainValidator(_as_range)]
+Range = Annotated[Literal["percentile"] | Limits, PlainValidator(_as_range), PlainSerializer(as_lists)]
 
 
 def limits_of(range: Literal["percentile"] | Limits) -> Limits | None:

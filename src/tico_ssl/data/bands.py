@@ -42,7 +42,7 @@ def of_array(array: np.ndarray, channels: int) -> Tensor:
             array, found = _on_white(array), found - 1
         if found == 1:
             array = array.repeat(channels, axis=-1)
-        elif found == 3:
+        elif found == 3 and channels == 1:
             array = _luma(array)
     if array.shape[-1] != channels:
         raise ValueError(f"has {found} channels, while backbone.channels is {channels}")

@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from tico_ssl.config.section import Section, validate
-from tico_ssl.config.sections import FOUND, BackboneConfig, Range, Values, limits_of
+from tico_ssl.config.sections import FOUND, BackboneConfig, Range, Values, as_lists, limits_of
 from tico_ssl.networks import weight_standardisation
 from tico_ssl.networks.backbones import Backbone, build_backbone, build_network
 from tico_ssl.results.run_folder import backbone_file
@@ -73,7 +73,7 @@ def _described(backbone: Backbone) -> dict[str, Any]:
         "image_size": backbone.image_size,
         "mean": list(backbone.mean),
         "std": list(backbone.std),
-    } | ({} if backbone.limits is None else {"range": json.loads(json.dumps(backbone.limits))})
+    } | ({} if backbone.limits is None else {"range": as_lists(backbone.limits)})
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
