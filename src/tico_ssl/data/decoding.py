@@ -193,13 +193,17 @@ def read_file(path: Path, name: str) -> bytes:
 def open_file(path: Path, name: str) -> BinaryIO:
     """A regular file: nothing that waits for a writer, never ends or acts when it is read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise BadImage(name, "not a regular file")
-        return os.fdopen(descriptor, "rb")
+        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - handed over
     except OSError as error:  # a broken link, no permission
         raise BadImage(name, error.strerror or str(error)) from error
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise BadImage(name, "not a regular file")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _require_size(size: tuple[int, ...], bytes: int, name: str) -> None:

@@ -5,15 +5,18 @@ Of these only the sizes are read when a source is opened; a part is read when it
 the left and 1,024 from the top), or both.
 """
 
+import os
+from array import array
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from tico_ssl.data import dicom, tiff
-from tico_ssl.data.decoding import BadImage, Part, Reading, open_file, picture_size
+from tico_ssl.data.decoding import PIXELS_PER_BYTE, Part, Reading, open_file, picture_size
+from tico_ssl.runtime.errors import UserError
 
-MOST_PARTS = 10_000_000  # of all files; a crafted header may claim more
+MOST_PARTS = 10_000_000  # of all files
 
 
 def find_parts(folder: Path, files: list[str], reading: Reading) -> np.ndarray | None:
@@ -21,13 +24,16 @@ def find_parts(folder: Path, files: list[str], reading: Reading) -> np.ndarray |
     single image, which is known by its suffix unless it is a TIFF or DICOM file, or there may be tiles."""
     if reading.tiles is None and not any(tiff.is_tiff(file) or dicom.is_dicom(file) for file in files):
         return None
-    rows: list[tuple[int, ...]] = []
+    rows = array("q")
     for place, file in enumerate(files):
         height, width, count = _size(folder / file, reading)
-        rows += [(place, number, *box) for number in range(count) for box in boxes(height, width, reading.tiles)]
-        if len(rows) > MOST_PARTS:
-            raise BadImage(file, f"more than {MOST_PARTS:,} parts")
-    found = np.array(rows, dtype=np.int64).reshape(-1, 6)
+        tiles = boxes(height, width, reading.tiles)
+        for number in range(count):
+            for box in tiles:
+                rows.extend((place, number, *box))
+        if len(rows) > 6 * MOST_PARTS:
+            raise UserError(f"{folder / file}: with the files before it, more than {MOST_PARTS:,} images or tiles")
+    found = np.array(rows).reshape(-1, 6)
     return None if len(found) == len(files) and not found[:, 4].any() else found
 
 
@@ -58,10 +64,13 @@ def part_name(file: str, row: np.ndarray, several: bool) -> str:
 
 
 def _size(path: Path, reading: Reading) -> tuple[int, int, int]:
-    """Height, width and number of the images of a file. One that cannot be read is a single image, refused later."""
+    """Height, width and number of the images of a file. One that cannot be read, or claims more pixels than its bytes
+    can hold, is a single image, refused later."""
     try:
         with open_file(path, path.name) as file:
-            return _size_of(file, path.name, reading)
+            height, width, count = _size_of(file, path.name, reading)
+            plausible = height * width <= PIXELS_PER_BYTE * file.seek(0, os.SEEK_END)
+            return (height, width, count) if plausible else (0, 0, 1)
     except Exception:
         return 0, 0, 1
 
