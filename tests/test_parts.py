@@ -238,6 +238,19 @@ def test_what_is_too_large_as_a_whole_is_read_in_tiles(tmp_path, monkeypatch):
         opened(tmp_path, tiles=30).fetch(0)
 
 
+def test_background_is_left_out_by_the_stated_rule(tmp_path, capsys):
+    """Half of the image is noise of deviation s, the other half has s / 100: all together they have s / sqrt(2)."""
+    tifffile = pytest.importorskip("tifffile")
+    array = np.full((64, 128), 1000.0) + np.random.default_rng(0).normal(size=(64, 128)) * 300
+    array[:, 64:] = 1000 + (array[:, 64:] - 1000) / 100
+    tifffile.imwrite(tmp_path / "x.tif", array.astype(np.uint16), tile=(16, 16))
+    assert len(opened(tmp_path, tiles=32)) == 8
+    found = opened(tmp_path, tiles=32, tile_contrast=0.1)
+    assert names(found) == ["x.tif@0,0", "x.tif@32,0", "x.tif@0,32", "x.tif@32,32"]
+    assert "left out 4 of 8 tiles as background" in capsys.readouterr().out
+    assert len(opened(tmp_path, tiles=32, tile_contrast=0.01)) == 8
+
+
 # ------------------------------------------------------------------------------------------------ from anyone
 
 

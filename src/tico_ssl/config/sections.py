@@ -48,7 +48,7 @@ class DataConfig(Section):
     """A folder of images (with or without class folders, with or without train/ and test/; ImageNet, Tiny-ImageNet,
     Places-205, iNaturalist 2018 and VOC2007 as distributed), a list of folders, a text file of paths, a packed, .npz,
     .npy, .tar or .parquet file, or a name: textures, cifar10, cifar100, stl10, ... A prefix `FORMAT:` selects the
-    format, also from a module of your own: my_lab.formats.dicom:scans/. Empty: given by --data."""
+    format, also from a module of your own: my_lab.formats.raw:scans/. Empty: given by --data."""
     root: str = "data"
     """Folder of data sets that are given by name."""
     download: bool = False
@@ -72,6 +72,9 @@ class DataConfig(Section):
     tiles: Annotated[int, Field(ge=16)] | None = None
     """Read images that are larger than this number of pixels along a side as square tiles of that side; default: images
     are whole, and refused above 134 million pixels."""
+    tile_contrast: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Leave out the tiles of an image whose values have less than this fraction of the standard deviation of all its
+    values: background. Above 0, every tile is read when the images are opened."""
     range: Range = FOUND
     """Values that become 0 to 255, where images have more than eight bits: [low, high], or a list of such pairs, one
     per channel. percentile: the percentiles 0.5 and 99.5 of 256 training images, unless DICOM files have windows; the

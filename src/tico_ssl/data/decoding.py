@@ -60,12 +60,13 @@ class Part(NamedTuple):
 class Reading(NamedTuple):
     """How to decode images: the number of channels, and the minimum length of the shorter side, in pixels, for JPEGs
     that may be decoded at 1/2, 1/4 or 1/8 of their size (None: full size); whether the window of a DICOM file is
-    applied; and the side of the tiles that larger images are read as (None: no tiles)."""
+    applied; the side of the tiles that larger images are read as (None: no tiles), and the least contrast of these."""
 
     channels: int = 3
     shorter: int | None = None
     windowed: bool = True
     tiles: int | None = None
+    contrast: float = 0.0
 
     def decode(self, source: Path | bytes, name: str | None = None, part: Part | None = None) -> Tensor:
         """An image (channels, height, width), its values as deep as they are."""
@@ -132,7 +133,8 @@ def _of_file(path: Path, reading: Reading, name: str, part: Part) -> Tensor:
         return _of_bytes(read_file(path, name), reading, name)
     status = path.stat()
     top, left, height, width = part.box
-    whole = _whole(path, reading.channels, (status.st_size, status.st_mtime_ns))
+    with _opening:  # one thread decodes, the others find it done
+        whole = _whole(path, reading.channels, (status.st_size, status.st_mtime_ns))
     return whole[:, top : top + height, left : left + width].clone(memory_format=torch.preserve_format)
 
 

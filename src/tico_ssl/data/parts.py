@@ -5,6 +5,7 @@ Of these only the sizes are read when a source is opened; a part is read when it
 the left and 1,024 from the top), or both.
 """
 
+import math
 import os
 from array import array
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import BinaryIO
 import numpy as np
 
 from tico_ssl.data import dicom, tiff
-from tico_ssl.data.decoding import PIXELS_PER_BYTE, Part, Reading, open_file, picture_size
+from tico_ssl.data.decoding import PIXELS_PER_BYTE, BadImage, Part, Reading, open_file, picture_size
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.progress import say
 
 MOST_PARTS = 10_000_000  # of all files
 
@@ -34,7 +36,32 @@ def find_parts(folder: Path, files: list[str], reading: Reading) -> np.ndarray |
         if len(rows) > 6 * MOST_PARTS:
             raise UserError(f"{folder / file}: with the files before it, more than {MOST_PARTS:,} images or tiles")
     found = np.array(rows).reshape(-1, 6)
-    return None if len(found) == len(files) and not found[:, 4].any() else found
+    if len(found) == len(files) and not found[:, 4].any():
+        return None
+    return _varied(folder, files, reading, found) if reading.contrast else found
+
+
+def _varied(folder: Path, files: list[str], reading: Reading, rows: np.ndarray) -> np.ndarray:
+    """The parts without the tiles whose values hardly vary, in comparison with those of their image."""
+    kept = np.ones(len(rows), bool)
+    tiled = np.flatnonzero(rows[:, 4])
+    _, images = np.unique(rows[tiled, :2], axis=0, return_inverse=True)
+    for places in (tiled[images == image] for image in range(images.max(initial=-1) + 1)):
+        means, variances = np.array([_moments(folder, files, reading, rows[place]) for place in places]).T
+        all_together = np.nanmean(variances) + np.nanvar(means)
+        kept[places] = ~(variances < reading.contrast**2 * all_together)  # one that cannot be read is refused later
+    if not kept.all():
+        say(f"{folder}: left out {len(kept) - kept.sum():,} of {len(tiled):,} tiles as background (data.tile_contrast)")
+    return rows[kept]
+
+
+def _moments(folder: Path, files: list[str], reading: Reading, row: np.ndarray) -> tuple[float, float]:
+    """Mean and variance of a tile."""
+    try:
+        values = reading.decode(folder / files[int(row[0])], part=part_of(row)).numpy().astype(np.float64)
+        return float(values.mean()), float(values.var())
+    except BadImage:
+        return math.nan, math.nan
 
 
 def boxes(height: int, width: int, side: int | None) -> list[tuple[int, int, int, int]]:

@@ -30,7 +30,13 @@ def open_source(
 ) -> Source | None:
     """The images of a recipe; large JPEGs may be decoded smaller as long as their shorter side keeps `shorter` pixels.
     None if there is no test split. `tell` receives a line about a range of values that was found in the images."""
-    reading = Reading(channels, shorter if config.reduced_decoding else None, config.range == FOUND, config.tiles)
+    reading = Reading(
+        channels,
+        shorter if config.reduced_decoding else None,
+        config.range == FOUND,
+        config.tiles,
+        config.tile_contrast,
+    )
     source = _joined(config, split, reading)
     if source is None:
         return None

@@ -78,8 +78,11 @@ def _subfolders(folder: Path) -> set[str]:
 
 
 def _split_folder(root: Path, split: Split) -> Path | None:
-    """root/train and root/test (or val, ...), if root contains only splits; else all images are for training."""
+    """root/train and root/test (or val, ...), if root contains only splits; else all images are for training, of a
+    folder in VOC's layout those that are annotated."""
     inside = _subfolders(root)
+    if {"Annotations", "JPEGImages"} <= inside:  # VOC's layout, whose other folders may hold masks
+        return root / "JPEGImages" if split == "train" else None
     names = {name for kind in SPLIT_FOLDERS.values() for name in kind}
     if "train" not in inside or not inside <= names:  # a class may be called train
         return root if split == "train" else None
