@@ -1,6 +1,8 @@
 """Files with several images: frames of DICOM, pages of TIFF, tiles of what is too large; and such files from anyone."""
 
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -241,8 +243,8 @@ def test_what_is_too_large_as_a_whole_is_read_in_tiles(tmp_path, monkeypatch):
 def test_background_is_left_out_by_the_stated_rule(tmp_path, capsys):
     """Half of the image is noise of deviation s, the other half has s / 100: all together they have s / sqrt(2)."""
     tifffile = pytest.importorskip("tifffile")
-    array = np.full((64, 128), 1000.0) + np.random.default_rng(0).normal(size=(64, 128)) * 300
-    array[:, 64:] = 1000 + (array[:, 64:] - 1000) / 100
+    array = np.full((64, 128), 10_000.0) + np.random.default_rng(0).normal(size=(64, 128)) * 300
+    array[:, 64:] = 10_000 + (array[:, 64:] - 10_000) / 100
     tifffile.imwrite(tmp_path / "x.tif", array.astype(np.uint16), tile=(16, 16))
     assert len(opened(tmp_path, tiles=32)) == 8
     found = opened(tmp_path, tiles=32, tile_contrast=0.1)
@@ -282,6 +284,29 @@ def test_damaged_files_are_images_or_one_line(tmp_path, suffix):
                 assert source.fetch(len(source) - 1).dtype == torch.uint8
             except BadImage as error:
                 assert "\n" not in str(error)
+
+
+def test_a_small_page_does_not_inflate_to_a_large_one(tmp_path):
+    pytest.importorskip("tifffile")
+    bomb = zlib.compress(bytes(50_000_000))
+    values = {256: 8, 257: 8, 258: 16, 259: 8, 262: 1, 273: 200, 277: 1, 278: 8, 279: len(bomb)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in values.items())
+    head = b"II*\0\x08\0\0\0" + struct.pack("<H", len(values)) + entries + bytes(4)
+    (tmp_path / "x.tif").write_bytes(head.ljust(200, b"\0") + bomb)
+    with pytest.raises(BadImage, match="a strip or tile of more than 128 bytes"):
+        Reading(1).decode(tmp_path / "x.tif", part=decoding.Part())
+
+
+def test_jpegs_beside_pages_are_stored_as_reduced_as_they_are(tmp_path):
+    """A small one that was kept for one command is not used by another that needs more pixels."""
+    tifffile = pytest.importorskip("tifffile")
+    tifffile.imwrite(tmp_path / "x.tif", deep(2, 12, 10), photometric="minisblack")
+    Image.fromarray(deep(160, 160).astype(np.uint8)).convert("RGB").save(tmp_path / "photo.jpg")
+    sizes = []
+    for shorter in (20, 80):
+        config = DataConfig(source=str(tmp_path), range=[0, 4095], store="disk")
+        sizes.append(open_stored(config, "train", 3, shorter).fetch(0).shape[-1])
+    assert sizes == [20, 80]
 
 
 def test_pages_in_a_circle_and_pages_without_end(tmp_path):

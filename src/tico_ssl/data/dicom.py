@@ -9,6 +9,7 @@ import numpy as np
 from tico_ssl.data.names import DICOM_SUFFIXES
 
 MARK = slice(128, 132)  # where DICM is
+DEFLATED = b"1.2.840.10008.1.2.1.99"  # a transfer syntax
 MOST_FRAMES = 100_000
 Allow = Callable[[int, int], None]
 
@@ -26,9 +27,17 @@ def _library() -> Any:
     return pydicom
 
 
+def _require_plain(file: BinaryIO) -> None:
+    """Refuse files that are compressed as a whole: they may inflate to any size, header and all."""
+    file.seek(0)
+    if DEFLATED in file.read(4096):
+        raise ValueError("a deflated DICOM file: convert it to another transfer syntax")
+    file.seek(0)
+
+
 def size_of(file: BinaryIO) -> tuple[int, int, int]:
     """Height and width of the frames of a file, and their number."""
-    file.seek(0)
+    _require_plain(file)
     header = _library().dcmread(file, stop_before_pixels=True, specific_tags=["Rows", "Columns", "NumberOfFrames"])
     frames = int(header.get("NumberOfFrames") or 1)
     if not 1 <= frames <= MOST_FRAMES:
@@ -40,7 +49,7 @@ def read_dicom(file: BinaryIO, number: int, windowed: bool, allow: Allow) -> np.
     """A frame as (height, width, channels): rescaled by slope and intercept, MONOCHROME1 inverted so that more is
     brighter. If `windowed`, grey values within the file's window become bytes."""
     pydicom = _library()
-    file.seek(0)
+    _require_plain(file)
     header = pydicom.dcmread(file, stop_before_pixels=True)
     allow(int(header.Columns), int(header.Rows))
     file.seek(0)

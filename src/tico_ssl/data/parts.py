@@ -24,7 +24,7 @@ MOST_PARTS = 10_000_000  # of all files
 def find_parts(folder: Path, files: list[str], reading: Reading) -> np.ndarray | None:
     """All parts of files: file, number, top, left, height and width (0: the whole image). None if every file is a
     single image, which is known by its suffix unless it is a TIFF or DICOM file, or there may be tiles."""
-    if reading.tiles is None and not any(tiff.is_tiff(file) or dicom.is_dicom(file) for file in files):
+    if reading.tiles is None and not any(map(holds_several, files)):
         return None
     rows = array("q")
     for place, file in enumerate(files):
@@ -62,6 +62,11 @@ def _moments(folder: Path, files: list[str], reading: Reading, row: np.ndarray) 
         return float(values.mean()), float(values.var())
     except BadImage:
         return math.nan, math.nan
+
+
+def holds_several(file: str) -> bool:
+    """Whether a file may have several images, by its suffix."""
+    return tiff.is_tiff(file) or dicom.is_dicom(file)
 
 
 def boxes(height: int, width: int, side: int | None) -> list[tuple[int, int, int, int]]:

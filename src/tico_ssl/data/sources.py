@@ -18,6 +18,7 @@ from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import say
 
 Tell = Callable[[str], None]  # receives a line for the user
+_told: set[tuple[str, str]] = set()  # lines about data, which are opened several times
 MOST_CLASSES = 100_000  # unless there are as many images
 
 
@@ -79,7 +80,9 @@ def _in_bytes(source: Source, config: DataConfig, split: Split, reading: Reading
     if any(is_dicom(source.names(i)) for i in range(len(source))):  # some have a window, others not: all do without
         source = _joined(config, split, reading._replace(windowed=False)) or source
     scaling = found_scaling(source, reading.channels, kind)
-    tell(scaling.line())
+    if (said := (shown(config), scaling.line())) not in _told:
+        _told.add(said)
+        tell(scaling.line())
     return in_bytes(source, scaling, scaling.limits)
 
 

@@ -1,6 +1,8 @@
 """TIFF files: which images are in one, and their values as they are, read with tifffile."""
 
+import lzma
 import struct
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
@@ -12,6 +14,7 @@ MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 MOST_PAGES = 100_000  # per file; more are a mistake or an attack
 KIND, WIDTH, HEIGHT, SAMPLES = 254, 256, 257, 277  # numbers of tags
 INTEGERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # types of the values of tags
+DEFLATE, LZMA = (8, 32946), 34925  # compressions
 Allow = Callable[[int, int], None]
 Box = tuple[int, int, int, int]
 """Top, left, height and width of a part of an image."""
@@ -105,9 +108,9 @@ def read_tiff(file: BinaryIO, number: int, channels: int, allow: Allow, box: Box
 
 
 def _values(page: Any, allow: Allow, box: Box | None) -> np.ndarray:
-    height, width = (page.imagelength, page.imagewidth) if box is None else box[2:]
+    top, left, height, width = box or (0, 0, page.imagelength, page.imagewidth)
     allow(width, height)
-    array = page.asarray() if box is None else _part(page, box)
+    array = _part(page, (top, left, height, width))
     if "S" not in page.axes:
         array = array[..., None]
     elif page.axes.index("S") < page.axes.index("Y"):
@@ -147,6 +150,7 @@ def _copy(page: Any, file: Any, index: int, found: np.ndarray, at: tuple[int, in
         return
     file.seek(page.dataoffsets[index])
     content = file.read(page.databytecounts[index])
+    _require_bounded(content, page)
     segment = page.decode(content, index, jpegtables=page.jpegtables, jpegheader=page.jpegheader)[0]
     if segment is None:
         return
@@ -154,6 +158,24 @@ def _copy(page: Any, file: Any, index: int, found: np.ndarray, at: tuple[int, in
     top, left = max(0, at[0]), max(0, at[1])
     inner = segment[top - at[0] :, left - at[1] :][: found.shape[0] - top, : found.shape[1] - left]
     found[top : top + inner.shape[0], left : left + inner.shape[1]] = inner
+
+
+def _require_bounded(content: bytes, page: Any) -> None:
+    """Refuse a compressed strip or tile that is larger than its page says: tifffile's own decoders have no limit."""
+    tall, wide = (page.tilelength, page.tilewidth) if page.is_tiled else (page.rowsperstrip, page.imagewidth)
+    limit = min(tall, page.imagelength + page.tilelength) * wide * page.samplesperpixel * page.dtype.itemsize
+    if page.compression in DEFLATE:
+        inflater = zlib.decompressobj()
+        inflater.decompress(content, limit)
+        excess = inflater.unconsumed_tail and inflater.decompress(inflater.unconsumed_tail, 1)
+    elif page.compression == LZMA:
+        unpacker = lzma.LZMADecompressor()
+        unpacker.decompress(content, limit)
+        excess = b"" if unpacker.eof else unpacker.decompress(b"", 1)
+    else:
+        return
+    if excess:
+        raise ValueError(f"a strip or tile of more than {limit:,} bytes")
 
 
 def _upright(array: np.ndarray, orientation: int) -> np.ndarray:

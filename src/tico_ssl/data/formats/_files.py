@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tico_ssl.data.decoding import Reading, read_file
 from tico_ssl.data.names import Names
-from tico_ssl.data.parts import find_parts, part_name, part_of
+from tico_ssl.data.parts import find_parts, holds_several, part_name, part_of
 from tico_ssl.data.source import Source, file_identity
 from tico_ssl.runtime.printing import printable
 
@@ -47,15 +47,23 @@ def _parts_source(
     labels: Tensor | None,
     classes: tuple[str, ...],
 ) -> Source:
-    """The parts of files, each an image with its file's label. Its pixels stand for its bytes: a file of a thousand
-    images is not read a thousand times."""
+    """The parts of files, each an image with its file's label. The pixels of a part stand for its bytes: a file of a
+    thousand images is not read a thousand times."""
+
+    def path(i: int) -> Path:
+        return folder / names[int(parts[i, 0])]
+
     several = np.bincount(parts[:, 0], parts[:, 1] > 0, len(names)) > 0
 
     def called(i: int) -> str:
         return part_name(names[int(parts[i, 0])], parts[i], bool(several[parts[i, 0]]))
 
     def fetch(i: int) -> Tensor:
-        return reading.decode(folder / names[int(parts[i, 0])], printable(called(i)), part_of(parts[i]))
+        return reading.decode(path(i), printable(called(i)), part_of(parts[i]))
+
+    def content(i: int) -> bytes:
+        own = not parts[i, 4] and not holds_several(names[int(parts[i, 0])])
+        return read_file(path(i), printable(called(i))) if own else b"pixels" + fetch(i).numpy().tobytes()
 
     return Source(
         name,
@@ -64,6 +72,6 @@ def _parts_source(
         labels=None if labels is None else labels[torch.from_numpy(parts[:, 0])],
         classes=classes,
         names=called,
-        content=lambda i: b"pixels" + fetch(i).numpy().tobytes(),
-        identity=lambda i: file_identity(folder / names[int(parts[i, 0])]) + parts[i, 1:].tobytes(),
+        content=content,
+        identity=lambda i: file_identity(path(i)) + parts[i, 1:].tobytes(),
     )
