@@ -94,6 +94,17 @@ def test_if_some_have_windows_and_others_not_all_do_without(tmp_path):
     assert torch.equal(source.fetch(0), source.fetch(1))
 
 
+def test_test_images_have_the_range_of_training_images_or_their_windows(tmp_path):
+    array = np.arange(100, dtype=np.uint16).reshape(10, 10)
+    windowed = {"WindowCenter": 50, "WindowWidth": 3}
+    dicom(tmp_path / "train" / "a.dcm", array)
+    dicom(tmp_path / "test" / "a.dcm", array, **windowed)
+    train, test = (open_source(DataConfig(source=str(tmp_path)), split, 1) for split in ("train", "test"))
+    assert torch.equal(train.fetch(0), test.fetch(0))
+    dicom(tmp_path / "train" / "a.dcm", array, **windowed)
+    assert open_source(DataConfig(source=str(tmp_path)), "test", 1).fetch(0).unique().numel() < 5
+
+
 def test_what_is_white_at_zero_is_inverted(tmp_path):
     array = deep(6, 5)
     plain = dicom(tmp_path / "x.dcm", array)

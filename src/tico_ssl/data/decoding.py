@@ -141,9 +141,16 @@ def _of_file(path: Path, reading: Reading, name: str, part: Part) -> Tensor:
 @functools.lru_cache(maxsize=1)
 def _whole(path: Path, channels: int, _: tuple[int, int]) -> Tensor:
     """A large image that is read in tiles but can only be decoded whole; the last one is kept for its other tiles."""
-    with _large_pictures(), Image.open(io.BytesIO(read_file(path, path.name))) as image:
-        if math.prod(image.size) > MOST_TILED:
-            raise BadImage(path.name, f"{image.size[0]} x {image.size[1]} pixels; only TIFF files may have so many")
+
+    def allow(width: int, height: int) -> None:
+        if width * height > MOST_TILED:
+            raise BadImage(path.name, f"{width} x {height} pixels; only TIFF files may have so many")
+
+    data = read_file(path, path.name)
+    if (deep := deep_colours(data, allow)) is not None:
+        return bands.of_array(deep, channels)
+    with _large_pictures(), Image.open(io.BytesIO(data)) as image:
+        allow(*image.size)
         ImageOps.exif_transpose(image, in_place=True)
         return bands.of_picture(image, channels)
 

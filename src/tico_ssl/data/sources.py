@@ -31,18 +31,18 @@ def open_source(
 ) -> Source | None:
     """The images of a recipe; large JPEGs may be decoded smaller as long as their shorter side keeps `shorter` pixels.
     None if there is no test split. `tell` receives a line about a range of values that was found in the images."""
-    reading = Reading(
-        channels,
-        shorter if config.reduced_decoding else None,
-        config.range == FOUND,
-        config.tiles,
-        config.tile_contrast,
-    )
+    reduced, windowed = shorter if config.reduced_decoding else None, config.range == FOUND
+    reading = Reading(channels, reduced, windowed, config.tiles, config.tile_contrast)
     source = _joined(config, split, reading)
     if source is None:
         return None
-    source = _in_bytes(source, config, split, reading, tell)
-    return source.limited(config.limit) if split == "train" else source
+    if split == "train":
+        return _in_bytes(source, config, reading, tell).limited(config.limit)
+    if windowed and (depth_of(source) is not None or _has_dicom(source)):  # they are mapped as training images are
+        trained = open_training(config, channels, tell=tell)
+        if trained.scaling is not None:
+            return open_source(config.model_copy(update={"range": trained.scaling.limits}), split, channels, shorter)
+    return _in_bytes(source, config, reading, tell)
 
 
 def _joined(config: DataConfig, split: Split, reading: Reading) -> Source | None:
@@ -62,9 +62,13 @@ def _joined(config: DataConfig, split: Split, reading: Reading) -> Source | None
     return source
 
 
-def _in_bytes(source: Source, config: DataConfig, split: Split, reading: Reading, tell: Tell) -> Source:
+def _has_dicom(source: Source) -> bool:
+    return any(is_dicom(source.names(i).partition("#")[0]) for i in range(len(source)))
+
+
+def _in_bytes(source: Source, config: DataConfig, reading: Reading, tell: Tell) -> Source:
     """The source with values of more than eight bits mapped to bytes: by the given range, else by one that is found in
-    the training images."""
+    it."""
     kind = depth_of(source)
     if not isinstance(config.range, str):
         if np.ndim(config.range) == 2 and len(config.range) != reading.channels:
@@ -72,13 +76,8 @@ def _in_bytes(source: Source, config: DataConfig, split: Split, reading: Reading
         return in_bytes(source, None if kind is None else Scaling(config.range, kind), config.range)
     if kind is None:
         return in_bytes(source, None, None)
-    if split == "test":
-        trained = open_source(config, "train", reading.channels, tell=tell)
-        scaling = None if trained is None else trained.scaling
-        if scaling is not None:
-            return _in_bytes(source, config.model_copy(update={"range": scaling.limits}), split, reading, tell)
-    if any(is_dicom(source.names(i)) for i in range(len(source))):  # some have a window, others not: all do without
-        source = _joined(config, split, reading._replace(windowed=False)) or source
+    if _has_dicom(source):  # some have a window, others not: all do without
+        source = _joined(config, "train", reading._replace(windowed=False)) or source
     scaling = found_scaling(source, reading.channels, kind)
     if (said := (shown(config), scaling.line())) not in _told:
         _told.add(said)
