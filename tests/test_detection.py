@@ -243,6 +243,13 @@ def test_other_classes_in_the_layout_of_voc(tmp_path):
     assert open_pictures(tmp_path, seed=0).train.classes == ("Platelets", "RBC", "WBC")
 
 
+def test_deep_images_are_mapped_by_the_range_of_the_backbone(tmp_path):
+    ramp = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64)
+    Image.fromarray(ramp).save(tmp_path / "x.png")
+    sample = Maker(1, 128, masks=False, limits=(0.0, 4095.0))(Task(Picture(tmp_path / "x.png", 64, 64, ()), 64, False))
+    assert np.array_equal(sample.image[0].numpy(), np.rint(ramp / 4095 * 255))
+
+
 def test_one_coco_file_for_all_images(tmp_path):
     root = write_coco(tmp_path / "coco", train=9)
     (root / "annotations/instances_train2017.json").rename(root / "train2017/annotations.json")
@@ -434,6 +441,7 @@ def test_fewer_images_get_fewer_iterations_unless_they_are_given():
 def test_voc_keeps_its_schedule_whichever_years_there_are(rule, iterations):
     few = Pictures("few", [Picture(Path("a.jpg"), 8, 8, ())] * 10, ("cat",), rule)
     assert scheduled(DetectionConfig(), few).iterations == iterations
+    assert scheduled(DetectionConfig(), replace(few, classes=("RBC", "cat"))).iterations == 590
 
 
 @pytest.mark.parametrize(
