@@ -287,7 +287,7 @@ def test_damaged_files_are_images_or_one_line(tmp_path, suffix):
         path.write_bytes(stream.getvalue())
     else:
         dicom(path, deep(3, 12, 10), WindowCenter=9, WindowWidth=9)
-    for content in damaged(path.read_bytes(), 30):
+    for content in damaged(path.read_bytes(), 20):
         path.write_bytes(content)
         for options in ({}, {"tiles": 16}):
             source = opened(path.parent, range=[0, 4095], **options)

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import numpy as np
 
 from tico_ssl.data import dicom, tiff
-from tico_ssl.data.decoding import PIXELS_PER_BYTE, BadImage, Part, Reading, open_file, picture_size
+from tico_ssl.data.decoding import LARGE, PIXELS_PER_BYTE, BadImage, Part, Reading, open_file, picture_size
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import say
 
@@ -48,8 +48,10 @@ def _varied(folder: Path, files: list[str], reading: Reading, rows: np.ndarray) 
     _, images = np.unique(rows[tiled, :2], axis=0, return_inverse=True)
     for places in (tiled[images == image] for image in range(images.max(initial=-1) + 1)):
         means, variances = np.array([_moments(folder, files, reading, rows[place]) for place in places]).T
-        all_together = np.nanmean(variances) + np.nanvar(means)
-        kept[places] = ~(variances < reading.contrast**2 * all_together)  # one that cannot be read is refused later
+        readable = ~np.isnan(variances)  # others are refused later
+        if readable.any():
+            all_together = variances[readable].mean() + means[readable].var()
+            kept[places] = ~(variances < reading.contrast**2 * all_together)
     if not kept.all():
         say(f"{folder}: left out {len(kept) - kept.sum():,} of {len(tiled):,} tiles as background (data.tile_contrast)")
     return rows[kept]
@@ -101,7 +103,7 @@ def _size(path: Path, reading: Reading) -> tuple[int, int, int]:
     try:
         with open_file(path, path.name) as file:
             height, width, count = _size_of(file, path.name, reading)
-            plausible = height * width <= PIXELS_PER_BYTE * file.seek(0, os.SEEK_END)
+            plausible = height * width <= max(LARGE, PIXELS_PER_BYTE * file.seek(0, os.SEEK_END))
             return (height, width, count) if plausible else (0, 0, 1)
     except Exception:
         return 0, 0, 1

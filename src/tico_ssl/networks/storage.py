@@ -117,5 +117,7 @@ def _require_match(path: Path, about: Description, state: dict[str, Tensor]) -> 
     with torch.device("meta"):
         wanted = build_network(about.config, about.image_size).state_dict()
     same = wanted.keys() == state.keys() and all(wanted[name].shape == value.shape for name, value in state.items())
-    if not same or len(about.mean) != about.config.channels or len(about.std) != about.config.channels:
+    limits = limits_of(about.range)
+    pairs = len(limits) if limits is not None and isinstance(limits[0], tuple) else about.config.channels
+    if not same or {len(about.mean), len(about.std), pairs} != {about.config.channels}:
         raise UserError(f"{path}: its weights do not match its own metadata, '{about.config.name}'")
