@@ -205,6 +205,59 @@ def test_voc_layout_of_both_years(tmp_path):
     assert (len(train_), len(test), test.rule) == (1, 1, "voc")
 
 
+def renamed(home, names: dict[str, str]) -> None:
+    for file in (home / "Annotations").iterdir():
+        text = file.read_text()
+        for old, new in names.items():
+            text = text.replace(f"<name>{old}</name>", f"<name>{new}</name>")
+        file.write_text(text)
+
+
+CELLS = {"aeroplane": "RBC", "cat": "Platelets", "tvmonitor": "WBC"}
+
+
+def test_other_classes_in_the_layout_of_voc(tmp_path):
+    home = write_voc(tmp_path, "cells", {"trainval": range(6), "test": range(20, 23)}) / "cells"
+    renamed(home, CELLS)
+    for file in (home / "JPEGImages").glob("00000*.jpg"):
+        Image.open(file).save(file.with_suffix(".png"))
+        file.unlink()
+    train_, test, how = open_pictures(home, seed=0)
+    assert (len(train_), len(test), test.rule, how) == (6, 3, "voc", "the data's own")
+    assert train_.classes == test.classes == ("Platelets", "RBC", "WBC")
+    _, boxes = coloured_rectangles(2)
+    order = {3: "RBC", 7: "Platelets", 90: "WBC"}
+    found = [train_.classes[instance.label - 1] for instance in train_.pictures[2].instances]
+    assert found == [order[category] for category, *_ in boxes]
+    (home / "ImageSets/Main/test.txt").unlink()
+    assert "held out" in open_pictures(home, seed=0).how
+    (home / "ImageSets/Main/trainval.txt").unlink()
+    splits = open_pictures(home, seed=0)
+    assert len(splits.train) + len(splits.test) == 9
+    renamed(home, {"RBC": "cat"})
+    assert open_pictures(home, seed=0).train.classes == ("Platelets", "WBC", "cat")
+    home.rename(tmp_path / "VOC2007")
+    (tmp_path / "VOC2007/ImageSets/Main/train.txt").write_text("000001\n")
+    (tmp_path / "VOC2007/ImageSets/Main/val.txt").write_text("000002\n")
+    renamed(tmp_path / "VOC2007", {"cat": "RBC"})
+    assert open_pictures(tmp_path, seed=0).train.classes == ("Platelets", "RBC", "WBC")
+
+
+def test_deep_images_are_mapped_by_the_range_of_the_backbone(tmp_path):
+    ramp = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64)
+    Image.fromarray(ramp).save(tmp_path / "x.png")
+    sample = Maker(1, 128, masks=False, limits=(0.0, 4095.0))(Task(Picture(tmp_path / "x.png", 64, 64, ()), 64, False))
+    assert np.array_equal(sample.image[0].numpy(), np.rint(ramp / 4095 * 255))
+
+
+def test_one_coco_file_for_all_images(tmp_path):
+    root = write_coco(tmp_path / "coco", train=9)
+    (root / "annotations/instances_train2017.json").rename(root / "train2017/annotations.json")
+    train_, _, how = open_pictures(root / "train2017", seed=3)
+    assert train_.classes == ("colour 3", "colour 7", "colour 90")
+    assert "held out" in how
+
+
 def test_without_a_test_split_images_are_held_out(tmp_path):
     root = write_coco(tmp_path / "coco", train=9)
     (root / "annotations/instances_val2017.json").unlink()
@@ -388,6 +441,7 @@ def test_fewer_images_get_fewer_iterations_unless_they_are_given():
 def test_voc_keeps_its_schedule_whichever_years_there_are(rule, iterations):
     few = Pictures("few", [Picture(Path("a.jpg"), 8, 8, ())] * 10, ("cat",), rule)
     assert scheduled(DetectionConfig(), few).iterations == iterations
+    assert scheduled(DetectionConfig(), replace(few, classes=("RBC", "cat"))).iterations == 590
 
 
 @pytest.mark.parametrize(

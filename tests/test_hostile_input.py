@@ -508,6 +508,8 @@ def test_metadata_of_weights_load_nothing(tmp_path):
     [
         {"config": {"name": "tico/resnet10-w100000"}},
         {"config": {"name": "tico/resnet10-w4", "channels": 10**9}},
+        {"range": [[0, 1], [0, 1]]},
+        {"range": [1, 0]},
         {"config": {"name": "timm/nosuch"}},
         {"config": {"name": "hf-hub:someone/something"}},
         {"config": 3},

@@ -499,6 +499,32 @@ def test_other_data_in_the_folders_of_voc_are_a_plain_folder(tmp_path):
     assert len(source(tmp_path)) == 1
 
 
+def test_folders_of_annotations_are_no_classes(tmp_path):
+    """Blood cells in VOC's layout: 364 images, and neither three classes nor one."""
+    for number in range(3):
+        write(tmp_path / "cells" / "JPEGImages" / f"{number}.jpg")
+        write(tmp_path / "cells" / "Annotations" / f"{number}.xml", "<annotation/>")
+        write(tmp_path / "cells" / "SegmentationClass" / f"{number}.png")
+    write(tmp_path / "cells" / "ImageSets" / "Main" / "trainval.txt", "1\n")
+    found = source(tmp_path / "cells")
+    assert (names(found), found.labels, found.classes) == (["0.jpg", "1.jpg", "2.jpg"], None, ())
+    assert source(tmp_path / "cells", "test") is None
+
+
+def test_folders_without_images_are_no_classes(tmp_path):
+    for name in ("a", "c"):
+        write(tmp_path / "train" / name / "deeper" / "1.png")
+        write(tmp_path / "test" / name / "1.png")
+    write(tmp_path / "train" / "b" / "notes.txt", "none here")
+    (tmp_path / "train" / "empty").mkdir()
+    for split in ("train", "test"):
+        found = source(tmp_path, split)
+        assert (found.classes, found.labels.tolist()) == (("a", "c"), [0, 1])
+    write(tmp_path / "alone" / "a" / "1.png")
+    (tmp_path / "alone" / "b").mkdir()
+    assert source(tmp_path / "alone").labels is None
+
+
 def test_malformed_lists_of_voc_are_one_line(tmp_path):
     main = voc(tmp_path) / "ImageSets" / "Main"
     listing = write(main / "dog_trainval.txt", "000005 -1\n000012  2\n")

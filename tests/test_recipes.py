@@ -424,9 +424,10 @@ def test_a_method_elsewhere_that_is_none_is_one_line(name):
 
 
 def test_the_normalisation_has_a_value_per_channel():
-    line = error_of("demo", {"backbone.channels": 1})
+    line = error_of("demo", {"backbone.channels": 1, "data.mean": [0.5, 0.5]})
     assert "data.mean" in line
     assert "backbone.channels 1" in line
+    assert load_recipe("demo", {"backbone.channels": 1}).data.source  # three values: those of the images are found
     assert "data.std" in error_of("demo", {"data.std": [0.2, 0.2]})
     assert "positive" in error_of("demo", {"data.std": [0.2, 0.0, 0.2]})
     recipe = load_recipe("demo", {"backbone.channels": 1, "data.mean": [0.5], "data.std": [0.5]})

@@ -19,6 +19,7 @@ from tico_ssl.config.sections import Execution
 from tico_ssl.config.views import shorter_side
 from tico_ssl.data.arrays import from_arrays
 from tico_ssl.data.given import Given, as_source
+from tico_ssl.data.measuring import settled
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_training
 from tico_ssl.networks.backbones import SMALL_IMAGE
@@ -115,7 +116,9 @@ def _measure(
 ) -> Report:
     fallbacks.drain()  # of earlier work in this process
     precision = resolve_precision(recipe.training.precision, device)
-    subject = Subject.of(recipe, device, precision, _open(recipe) if own_data else random_images(recipe))
+    source = _open(recipe) if own_data else random_images(recipe)
+    recipe = recipe.model_copy(update={"data": settled(recipe.data, source, recipe.backbone.channels)})
+    subject = Subject.of(recipe, device, precision, source)
     ceilings = measure_ceilings(device, precision, seconds)
     machine = environment()
     cpu = f"{machine['processor']}, {torch.get_num_threads()} threads"

@@ -93,6 +93,7 @@ def preview(
     """Draw images and their augmented views on a contact sheet."""
     from tico_ssl.config.recipe import load_recipe
     from tico_ssl.config.views import shorter_side
+    from tico_ssl.data.measuring import settled
     from tico_ssl.data.sources import open_training
     from tico_ssl.pipeline.sheet import preview as draw
     from tico_ssl.runtime.progress import say
@@ -101,7 +102,8 @@ def preview(
     loaded = load_recipe(recipe, changes_of(overrides or []) | {"data.source": source}, say)
     shorter = shorter_side(loaded.views, loaded.data.image_size)
     opened = open_training(loaded.data, loaded.backbone.channels, shorter)
-    views = Views(loaded.views, loaded.data.image_size, loaded.data.mean, loaded.data.std)
+    data = settled(loaded.data, opened, loaded.backbone.channels)
+    views = Views(loaded.views, data.image_size, data.mean, data.std)
     bad = draw(opened, views, Path(out).expanduser(), count, seed)
     for name, reason in bad.reasons.items():
         say(f"  left out {name}: {reason}")

@@ -16,7 +16,7 @@ from pydantic import Field, create_model, model_validator
 
 from tico_ssl.config import catalogue
 from tico_ssl.config.section import MethodConfig, Section, validate
-from tico_ssl.config.sections import BackboneConfig, DataConfig, OptimizerConfig, TrainingConfig
+from tico_ssl.config.sections import IMAGENET_MEAN, BackboneConfig, DataConfig, OptimizerConfig, TrainingConfig
 from tico_ssl.config.views import ViewPolicy, named_policy
 from tico_ssl.config.yaml_text import MOST_BYTES, parse_yaml
 from tico_ssl.runtime.errors import UserError, suggestion
@@ -62,7 +62,7 @@ class Recipe(Section):
     def _channels(self) -> "Recipe":
         for name in ("mean", "std"):
             values = getattr(self.data, name)
-            if len(values) != self.backbone.channels:
+            if len(values) not in (0, len(IMAGENET_MEAN), self.backbone.channels):  # 0 and 3: found in the images
                 raise ValueError(f"data.{name} has {len(values)} values for backbone.channels {self.backbone.channels}")
         if any(value <= 0 for value in self.data.std):
             raise ValueError("data.std must be positive")

@@ -2,11 +2,43 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PlainSerializer, PlainValidator, field_validator, model_validator
 
 from tico_ssl.config.section import Section
 
 Values = Annotated[tuple[float, ...], Field(strict=False)]
+FOUND: Literal["percentile"] = "percentile"  # instead of a range of values: it is found in the images
+MOST = 1e300  # of the values of an image
+Limits = tuple[float, float] | tuple[tuple[float, float], ...]
+
+
+def as_lists(limits: Any) -> Any:
+    """Pairs as YAML and JSON have them."""
+    return [as_lists(part) for part in limits] if isinstance(limits, tuple) else limits
+
+
+def _as_range(given: Any) -> Any:
+    """`percentile`, a pair of increasing numbers, or a pair per channel."""
+    if given == FOUND:
+        return given
+    several = isinstance(given, list | tuple) and len(given) > 0 and isinstance(given[0], list | tuple)
+    pairs = given if several else [given]
+    for pair in pairs:
+        numbers = isinstance(pair, list | tuple) and len(pair) == 2
+        if not numbers or not all(isinstance(value, int | float) and abs(value) < MOST for value in pair):
+            raise ValueError("must be percentile, [low, high], or such a pair per channel")
+        if not pair[0] < pair[1]:
+            raise ValueError(f"must increase, but {pair[0]} is not less than {pair[1]}")
+    found = tuple((float(low), float(high)) for low, high in pairs)
+    return found if several else found[0]
+
+
+Range = Annotated[Literal["percentile"] | Limits, PlainValidator(_as_range), PlainSerializer(as_lists)]
+
+
+def limits_of(range: Literal["percentile"] | Limits) -> Limits | None:
+    """The values that become 0 to 255; None if they are found in the images."""
+    return None if isinstance(range, str) else range
 
 
 class DataConfig(Section):
@@ -16,7 +48,7 @@ class DataConfig(Section):
     """A folder of images (with or without class folders, with or without train/ and test/; ImageNet, Tiny-ImageNet,
     Places-205, iNaturalist 2018 and VOC2007 as distributed), a list of folders, a text file of paths, a packed, .npz,
     .npy, .tar or .parquet file, or a name: textures, cifar10, cifar100, stl10, ... A prefix `FORMAT:` selects the
-    format, also from a module of your own: my_lab.formats.dicom:scans/. Empty: given by --data."""
+    format, also from a module of your own: my_lab.formats.raw:scans/. Empty: given by --data."""
     root: str = "data"
     """Folder of data sets that are given by name."""
     download: bool = False
@@ -37,10 +69,21 @@ class DataConfig(Section):
     """Keep images on the GPU if they take less than two fifths of its free memory."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """Train on this number of images, evenly spaced in the data set (textures: generate this number); default: all."""
+    tiles: Annotated[int, Field(ge=16)] | None = None
+    """Read images that are larger than this number of pixels along a side as square tiles of that side; default: images
+    are whole, and refused above 134 million pixels."""
+    tile_contrast: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Leave out the tiles of an image whose values have less than this fraction of the standard deviation of all its
+    values: background. Above 0, every tile is read when the images are opened."""
+    range: Range = FOUND
+    """Values that become 0 to 255, where images have more than eight bits: [low, high], or a list of such pairs, one
+    per channel. percentile: the percentiles 0.5 and 99.5 of 256 training images, unless DICOM files have windows; the
+    run keeps what was found. Images of eight bits are used as they are."""
     mean: Values = (0.485, 0.456, 0.406)
-    """Mean per channel, subtracted; default: ImageNet's."""
+    """Mean per channel, subtracted; default: ImageNet's. Empty, or three values for another number of channels: that of
+    256 training images, which the run keeps."""
     std: Values = (0.229, 0.224, 0.225)
-    """Standard deviation per channel, divided by; default: ImageNet's."""
+    """Standard deviation per channel, divided by; default and choice as for the mean."""
 
     @field_validator("source")
     @classmethod

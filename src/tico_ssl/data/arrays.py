@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from tico_ssl.data.decoding import IN_FULL, Reading
+from tico_ssl.data.depth import native
 from tico_ssl.data.source import Source
 from tico_ssl.runtime.errors import UserError
 
@@ -30,13 +31,13 @@ def one_or_several(labels: Tensor) -> Tensor:
 
 def channels_first(array: np.ndarray, where: str | Path) -> Tensor:
     """Images of one size as a tensor (N, C, H, W). `where` is for the error message."""
-    if array.dtype != np.uint8 or array.ndim not in (3, 4):
-        raise UserError(f"{where}: images must be uint8 with 3 or 4 axes, got {array.dtype} {array.shape}")
+    if array.dtype.kind not in "uif" or array.dtype.itemsize > 8 or array.ndim not in (3, 4):
+        raise UserError(f"{where}: images must be numbers with 3 or 4 axes, got {array.dtype} {array.shape}")
     if array.ndim == 3:
         array = array[:, None]
     elif array.shape[-1] < array.shape[1]:  # channels last
         array = array.transpose(0, 3, 1, 2)
-    return torch.from_numpy(np.ascontiguousarray(array))
+    return torch.from_numpy(np.ascontiguousarray(native(array)))
 
 
 def from_dataset(name: str, dataset: "Dataset[Any]", reading: Reading = IN_FULL) -> Source:

@@ -1,7 +1,7 @@
 """Unreadable files: skipped and listed once; too many of them stop a run before it starts."""
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -95,6 +95,14 @@ def survey(source: Source, most_bad: float, bad: BadFiles, workers: int) -> None
         bad.add(error)
     if len(found) > most_bad * len(sample):
         raise UserError(
-            f"{source.name}: {len(found)} of {len(sample)} files tried cannot be read, such as {found[0].name} "
-            f"({found[0].reason}); see `tico data check`, or raise data.most_bad"
+            f"{source.name}: {len(found)} of {len(sample)} files tried cannot be read, {_reasons(found)}; "
+            "see `tico data check`, or raise data.most_bad"
         )
+
+
+def _reasons(found: list[BadImage]) -> str:
+    """An example of the most frequent reason, and how often it is the reason."""
+    reason, count = Counter(error.reason for error in found).most_common(1)[0]
+    example = next(error.name for error in found if error.reason == reason)
+    often = f", as {count} of them" if 1 < count < len(found) else ", as all of them" if count > 1 else ""
+    return f"such as {example} ({reason}{often})"

@@ -8,34 +8,43 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from tico_ssl.data.decoding import decode, eight_bits, pixels
+from tico_ssl.config.sections import Limits
+from tico_ssl.data import bands
+from tico_ssl.data.decoding import Reading, values
+from tico_ssl.data.depth import eight_bits, native, to_bytes
 from tico_ssl.runtime.errors import UserError
 
 ImageLike = Tensor | np.ndarray | Image.Image | str | Path
 """One image, or a batch of them as one tensor (N, C, H, W) or array (N, H, W, C)."""
 
 
-def as_images(given: ImageLike | Sequence[ImageLike], channels: int) -> Tensor | list[Tensor]:
+def as_images(
+    given: ImageLike | Sequence[ImageLike], channels: int, limits: Limits | None = None
+) -> Tensor | list[Tensor]:
     """A batch (N, C, H, W) as it is, or a list of images (C, H, W) of any sizes. Tensors have their channels first and
-    arrays last, unless only the other way has the right number of them; arrays that are not uint8 are scaled to it."""
+    arrays last, unless only the other way has the right number of them; files and arrays of more than eight bits are
+    mapped to bytes by `limits`, or by their own range if there are none."""
     if isinstance(given, np.ndarray) and given.ndim == 4:
         given = list(given)
     if isinstance(given, Tensor) and given.ndim == 4:
         return given
     if isinstance(given, Tensor | np.ndarray | Image.Image | str | Path):
         given = [given]
-    return [_one(image, channels) for image in given]
+    return [_one(image, channels, limits) for image in given]
 
 
-def _one(image: ImageLike, channels: int) -> Tensor:
+def _one(image: ImageLike, channels: int, limits: Limits | None) -> Tensor:
     if isinstance(image, str | Path):
-        return decode(Path(image).expanduser(), channels)
+        reading = Reading(channels, windowed=limits is None)
+        return to_bytes(values(Path(image).expanduser(), reading), limits)
     if isinstance(image, Image.Image):
-        return pixels(ImageOps.exif_transpose(image), channels)
+        return to_bytes(bands.of_picture(ImageOps.exif_transpose(image), channels), limits)
     if isinstance(image, np.ndarray):
         array = image if image.ndim == 3 else image[..., None]
         last = array.shape[-1] in (channels, 1)
-        return _with_channels(torch.from_numpy(eight_bits(array).copy()), channels, last)
+        if limits is None or array.dtype == np.uint8:
+            return _with_channels(torch.from_numpy(eight_bits(array).copy()), channels, last)
+        return to_bytes(_with_channels(torch.from_numpy(native(array).copy()), channels, last), limits)
     if isinstance(image, Tensor):
         tensor = image if image.ndim == 3 else image[None]
         return _with_channels(tensor, channels, last=tensor.shape[0] not in (channels, 1))

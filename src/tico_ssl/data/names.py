@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"}
+TIFF_SUFFIXES, DICOM_SUFFIXES = (".tif", ".tiff"), (".dcm", ".dicom")
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", *TIFF_SUFFIXES, *DICOM_SUFFIXES}
 ARRAY_SUFFIX = ".npy"
 
 

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tico_ssl.data.depth import Scaling
+
 Split = Literal["train", "test"]
 T = TypeVar("T")
 
@@ -29,7 +31,7 @@ class Source:
     memory-mapped from disk; `rows` are the indices of this source's images in `images` (None: all, in order), so use
     `take` to get them; `verify` refuses damaged rows before they are used. `identity` identifies an image without
     decoding it: by its pixels if they are in memory, else by its file's path, size and time, and its position in that
-    file.
+    file. `scaling` says how values of more than eight bits became bytes; None if no image has such values.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Source:
     identity: Callable[[int], bytes] | None = None
     content: Callable[[int], bytes] | None = None
     verify: Callable[[Tensor], None] | None = None
+    scaling: Scaling | None = None
 
     def __len__(self) -> int:
         return self.count

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.backing import ALWAYS, RECORD, WHOLE, InMemory, OnDisk
-from tico_ssl.data.decoding import JPEG, BadImage, jpeg_frame
+from tico_ssl.data.decoding import BadImage, jpeg_frame
+from tico_ssl.data.headers import JPEG
 from tico_ssl.data.ragged import Ragged
 from tico_ssl.data.source import Source, Split
 from tico_ssl.data.sources import open_source

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from tico_ssl.config.sections import IMAGENET_MEAN, IMAGENET_STD, BackboneConfig, DataConfig
+from tico_ssl.config.sections import FOUND, IMAGENET_MEAN, IMAGENET_STD, BackboneConfig, DataConfig
 from tico_ssl.data.given import Given, as_source
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_training
@@ -136,7 +136,8 @@ def data_config(run: str | Path, data: Given | DataConfig | None, backbone: Back
         return config if data is None else config.model_copy(update={"source": as_source(data), "limit": None})
     if data is None:
         raise UserError(f"{run}: say which images with --data")
-    return DataConfig(source=as_source(data), image_size=backbone.image_size, mean=backbone.mean, std=backbone.std)
+    size, mean, std, range = backbone.image_size, backbone.mean, backbone.std, backbone.limits or FOUND
+    return DataConfig(source=as_source(data), image_size=size, mean=mean, std=std, range=range)
 
 
 CALIBRATION_IMAGES = 2_560
@@ -172,4 +173,4 @@ def fresh_twin(trained: Backbone, seed: int) -> Backbone:
         torch.manual_seed(derived_seed(seed, "weights"))
         # Zero-gamma is a training trick; it would make the twin shallower than a usual untrained network.
         config = trained.config.model_copy(update={"zero_gamma": False})
-        return build_backbone(config, trained.image_size, trained.mean, trained.std)
+        return build_backbone(config, trained.image_size, trained.mean, trained.std, trained.limits)

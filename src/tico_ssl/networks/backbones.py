@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tico_ssl.config.sections import BACKBONE_LIBRARIES, IMAGENET_MEAN, IMAGENET_STD, BackboneConfig
+from tico_ssl.config.sections import BACKBONE_LIBRARIES, IMAGENET_MEAN, IMAGENET_STD, BackboneConfig, Limits
 from tico_ssl.data.images import ImageLike, as_images
 from tico_ssl.networks import weight_standardisation
 from tico_ssl.networks.blocks import residual_blocks
@@ -36,12 +36,14 @@ class Backbone(nn.Module):
         image_size: int,
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
+        limits: Limits | None = None,
     ) -> None:
         super().__init__()
         self.network = network
         self.config = config
         self.image_size = image_size
         self.mean, self.std = tuple(mean), tuple(std)
+        self.limits = limits  # of values that become 0 to 255, where images have more than eight bits
         self.width = _feature_width(network, config, image_size)
 
     def forward(self, images: Tensor, views: int = 1) -> Tensor:
@@ -54,7 +56,7 @@ class Backbone(nn.Module):
         """Network input (N, C, size, size) from images of any size: centre crop, bicubic resize, normalisation. An
         image is a path, a Pillow image, a uint8 array (H, W, C) or a uint8 tensor (C, H, W); one of them, a list, or a
         batch of one size."""
-        ready = as_images(images, self.config.channels)
+        ready = as_images(images, self.config.channels, self.limits)
         return operations.normalise(centre_crop(ready, self.image_size), self.mean, self.std)
 
 
@@ -76,9 +78,10 @@ def build_backbone(
     image_size: int,
     mean: Sequence[float] = IMAGENET_MEAN,
     std: Sequence[float] = IMAGENET_STD,
+    limits: Limits | None = None,
 ) -> Backbone:
-    """A randomly initialised backbone for images of this size and normalisation."""
-    return Backbone(build_network(config, image_size), config, image_size, mean, std)
+    """A randomly initialised backbone for images of this size, normalisation and range of values."""
+    return Backbone(build_network(config, image_size), config, image_size, mean, std, limits)
 
 
 def build_network(config: BackboneConfig, image_size: int) -> nn.Module:

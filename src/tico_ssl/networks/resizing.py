@@ -15,7 +15,7 @@ def resized(backbone: Backbone, image_size: int) -> Backbone:
         return backbone
     config = _for_size(backbone, image_size)
     network = _fitted(backbone, config, image_size)
-    return Backbone(network, config, image_size, backbone.mean, backbone.std).train(backbone.training)
+    return Backbone(network, config, image_size, backbone.mean, backbone.std, backbone.limits).train(backbone.training)
 
 
 def _for_size(backbone: Backbone, image_size: int) -> BackboneConfig:

@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from tico_ssl.config.section import Section, validate
-from tico_ssl.config.sections import BackboneConfig, Values
+from tico_ssl.config.sections import FOUND, BackboneConfig, Range, Values, as_lists, limits_of
 from tico_ssl.networks import weight_standardisation
 from tico_ssl.networks.backbones import Backbone, build_backbone, build_network
 from tico_ssl.networks.resizing import resized
@@ -83,7 +83,7 @@ def described(backbone: Backbone) -> dict[str, Any]:
         "image_size": backbone.image_size,
         "mean": list(backbone.mean),
         "std": list(backbone.std),
-    }
+    } | ({} if backbone.limits is None else {"range": as_lists(backbone.limits)})
 
 
 def write_described(path: Path, state: dict[str, Tensor], description: dict[str, Any]) -> None:
@@ -130,12 +130,13 @@ class Description(Section):
     image_size: Annotated[int, Field(ge=1, le=4096)]
     mean: Values
     std: Values
+    range: Range = FOUND
 
 
 def rebuilt(path: Path, about: Description, state: dict[str, Tensor]) -> Backbone:
     """The backbone that a file describes, with its weights, in evaluation mode."""
     _require_match(path, about, state)
-    backbone = build_backbone(about.config, about.image_size, about.mean, about.std)
+    backbone = build_backbone(about.config, about.image_size, about.mean, about.std, limits_of(about.range))
     backbone.network.load_state_dict(state)
     return backbone.eval()
 
@@ -145,5 +146,7 @@ def _require_match(path: Path, about: Description, state: dict[str, Tensor]) -> 
     with torch.device("meta"):
         wanted = build_network(about.config, about.image_size).state_dict()
     same = wanted.keys() == state.keys() and all(wanted[name].shape == value.shape for name, value in state.items())
-    if not same or len(about.mean) != about.config.channels or len(about.std) != about.config.channels:
+    limits = limits_of(about.range)
+    pairs = len(limits) if limits is not None and isinstance(limits[0], tuple) else about.config.channels
+    if not same or {len(about.mean), len(about.std), pairs} != {about.config.channels}:
         raise UserError(f"{path}: its weights do not match its own metadata, '{about.config.name}'")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tico_ssl.config.recipe import Recipe, dump_recipe, load_recipe
+from tico_ssl.config.sections import FOUND
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import digest, remove_temporaries, write_atomically
 from tico_ssl.runtime.json_lines import read_json_lines
@@ -148,13 +149,24 @@ def admit(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -> None:
         return
     run = Run(folder)
     if resume and run.recipe_file.is_file():
-        _require_same(run.recipe(), recipe, folder)
+        _require_same(run.recipe(), as_begun(run, recipe), folder)
     elif not overwrite:
         raise UserError(
             f"{folder} exists: continue it with --resume, replace it with --overwrite, or choose another --out"
         )
     elif not run.recipe_file.is_file():
         raise UserError(f"{folder} is not a run folder (it has no recipe.yaml), so --overwrite leaves it alone")
+
+
+def as_begun(run: Run, recipe: Recipe) -> Recipe:
+    """A recipe with what an existing run found in its images, where the recipe leaves it to them: the range of values,
+    mean and standard deviation."""
+    if not run.recipe_file.is_file():
+        return recipe
+    data, channels, found = recipe.data, recipe.backbone.channels, run.recipe().data
+    known = {"range": found.range} if data.range == FOUND else {}
+    known |= {key: getattr(found, key) for key in ("mean", "std") if len(getattr(data, key)) != channels}
+    return recipe.model_copy(update={"data": data.model_copy(update=known)})
 
 
 def _barely_begun(run: Run) -> bool:

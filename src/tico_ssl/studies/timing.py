@@ -8,6 +8,7 @@ from tico_ssl.bench.stages import LR, PROGRESS, Subject, in_full_flow
 from tico_ssl.bench.timing import time_calls
 from tico_ssl.config.recipe import Recipe, dump_recipe
 from tico_ssl.config.views import shorter_side
+from tico_ssl.data.measuring import settled
 from tico_ssl.data.sources import open_training
 from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.runtime.device import choose_device, resolve_precision, tune_process
@@ -25,6 +26,8 @@ def measure(recipe: Recipe) -> Cost:
     tune_process(device)
     settings, precision = recipe.training, resolve_precision(recipe.training.precision, device)
     source = open_training(recipe.data, recipe.backbone.channels, shorter_side(recipe.views, recipe.data.image_size))
+    planned = recipe
+    recipe = recipe.model_copy(update={"data": settled(recipe.data, source, recipe.backbone.channels)})
     subject = Subject.of(recipe, device, precision, source)
     method = build_method(recipe, device, precision)
     method.check_data(len(source), source.labels)
@@ -50,5 +53,5 @@ def measure(recipe: Recipe) -> Cost:
         settings.batch_size,
         torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         torch.get_num_threads(),
-        dump_recipe(recipe),
+        dump_recipe(planned),
     )

@@ -10,6 +10,7 @@ import torch
 
 from tico_ssl.config.recipe import Recipe
 from tico_ssl.config.views import shorter_side
+from tico_ssl.data.measuring import settled
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_training
 from tico_ssl.runtime import fallbacks
@@ -30,6 +31,7 @@ def largest_batch(recipe: Recipe, device: torch.device) -> list[str]:
     if device.type != "cuda":
         return ["--find-batch: there is no GPU here, so there is nothing to find; keep the batch of the recipe"]
     source = open_training(recipe.data, recipe.backbone.channels, shorter_side(recipe.views, recipe.data.image_size))
+    recipe = recipe.model_copy(update={"data": settled(recipe.data, source, recipe.backbone.channels)})
     torch.cuda.set_per_process_memory_fraction(SHARE, device)
     try:
         total = torch.cuda.get_device_properties(device).total_memory

@@ -9,9 +9,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tico_ssl.config.recipe import Recipe
+from tico_ssl.config.sections import limits_of
 from tico_ssl.config.views import shorter_side
 from tico_ssl.data.bad_files import BadFiles, readable, survey
 from tico_ssl.data.fingerprint import require_same_images
+from tico_ssl.data.measuring import normalised, settled
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_training
 from tico_ssl.data.store import store_for
@@ -55,7 +57,7 @@ def train(recipe: Recipe, run: Run, device: torch.device, overwrite: bool = Fals
     longer = "" if overwrite else _longer(run, recipe)
     distributed.barrier()  # every process inspects the folder before the main one writes to it
     if distributed.is_main():
-        create_run(run.folder, recipe, overwrite)
+        create_run(run.folder, setup.recipe, overwrite)
     distributed.barrier()
     begin = restore(run.checkpoint_file, setup.method, setup.optimizer, device, partial(note, run.folder))
     if begin.step > 0 and distributed.is_main() and not holds(run.backbone_file, setup.method.backbone):
@@ -98,7 +100,9 @@ def prepare(recipe: Recipe, device: torch.device, source: Source | None = None, 
         raise UserError("training.parts needs a single process: several processes split the batch already")
     bad, workers = BadFiles(), chosen_workers(settings.workers, "training.workers")
     channels, shorter, given = recipe.backbone.channels, shorter_side(recipe.views, data.image_size), source
-    source = open_training(data, channels, shorter) if given is None else given
+    source = open_training(data, channels, shorter, tell=_later) if given is None else given
+    data = settled(data, source, channels)
+    recipe = recipe.model_copy(update={"data": data})
     note = partial(fallbacks.note, "store")
     store = store_for(source, data, channels, shorter, alone=not distributed.active(), note=note)
     source = source if store is None else store.stored()
@@ -110,6 +114,10 @@ def prepare(recipe: Recipe, device: torch.device, source: Source | None = None, 
     recipe.method.check_batch(settings.batch_size, settings.batch_size // (distributed.world_size() * settings.parts))
     learner.method.check_data(len(source), source.labels)
     return Setup(**vars(learner), source=source, loader=loader)
+
+
+def _later(line: str) -> None:
+    """What is found in the images is told with the other settings of the run."""
 
 
 def build_views(recipe: Recipe, device: torch.device) -> Views:
@@ -270,7 +278,8 @@ def build_method(
     steps are captured."""
     torch.manual_seed(derived_seed(recipe.training.seed, "weights"))
     data = recipe.data
-    backbone = build_backbone(recipe.backbone, data.image_size, data.mean, data.std)
+    limits = limits_of(data.range)
+    backbone = build_backbone(recipe.backbone, data.image_size, data.mean, data.std, limits)
     if start is not None:
         start.load(backbone)
     method = method_of(recipe.method, backbone)
@@ -336,6 +345,10 @@ def _described(setup: Setup) -> list[str]:
         *([setup.plan.shortened] if setup.plan.shortened else []),
     ]
     without = sorted({name for policy in recipe.views for name in left_out(policy, recipe.backbone.channels)})
+    if source.scaling is not None:
+        lines.append(source.scaling.line())
+    if recipe.backbone.channels != 3:
+        lines.append(normalised(recipe.data))
     if without:
         lines.append(
             f"images of {recipe.backbone.channels} channels: {' and '.join(without)} are left out of the views"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tico_ssl.config.initial import require_initial
 from tico_ssl.config.recipe import Recipe, load_recipe
 from tico_ssl.data.given import Given, as_source, require_data
-from tico_ssl.results.run_folder import Run, admit, open_run
+from tico_ssl.results.run_folder import Run, admit, as_begun, open_run
 from tico_ssl.runtime.errors import UserError, memory_advice
 from tico_ssl.runtime.launcher import launched, launched_rank
 from tico_ssl.runtime.locks import alone_in
@@ -49,6 +49,7 @@ def pretrain(
         require_initial(loaded.training.init)
     with _alone(run.folder):
         admit(run.folder, loaded, resume, overwrite)  # again: another command may have ended since
+        loaded = as_begun(run, loaded) if resume else loaded
 
         from tico_ssl.runtime import distributed
         from tico_ssl.runtime.device import choose_device, tune_process

@@ -7,7 +7,7 @@ split. Its sources should identify their images (`Source.identity`) where that i
 It may declare RANK (formats are tried by rank, default 0, then by name; more general ones come later), NAMES (of data
 sets that need no path) and ENDINGS (of files that it reads).
 
-A prefix selects a format explicitly, also one from another package: `folder:photos/`, `my_lab.formats.dicom:scans/`.
+A prefix selects a format explicitly, also one from another package: `folder:photos/`, `my_lab.formats.raw:scans/`.
 """
 
 from pathlib import Path

@@ -32,6 +32,22 @@ def find_files(folder: Path, suffixes: set[str]) -> list[str]:
     return sorted(file for i, file in enumerate(walk.files) if i not in again) if again else sorted(walk.files)
 
 
+def holds_file(folder: Path, suffixes: set[str]) -> bool:
+    """Whether there is a file with one of these suffixes in a folder or below it, as far as no link has to be followed
+    within it."""
+    waiting = deque([folder])
+    while waiting:
+        with readable_folder(waiting.popleft()) as entries:
+            for entry in entries:
+                if is_hidden(entry.name):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(Path(entry.path))
+                elif entry.is_symlink() or entry.name[entry.name.rfind(".") :].lower() in suffixes:
+                    return True
+    return False
+
+
 class Walk:
     """All folders below one are read, links after everything else."""
 

@@ -10,7 +10,7 @@ from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.decoding import IN_FULL, Reading
 from tico_ssl.data.formats import shards
 from tico_ssl.data.formats._files import files_source
-from tico_ssl.data.formats._walking import find_files, is_hidden, readable_folder
+from tico_ssl.data.formats._walking import find_files, holds_file, is_hidden, readable_folder
 from tico_ssl.data.names import ARRAY_SUFFIX, SUFFIXES
 from tico_ssl.data.source import Source, Split
 from tico_ssl.runtime.errors import UserError
@@ -38,12 +38,22 @@ def open_folder(root: Path, split: Split, reading: Reading = IN_FULL) -> Source 
     folder = _split_folder(root, split)
     if folder is None:
         return None
-    files = find_files(folder, SUFFIXES if reading.channels in (1, 3) else {ARRAY_SUFFIX, ".tif", ".tiff"})
+    files = _image_files(folder, reading.channels)
     # Classes are numbered by the training folders, so that one missing in the test split does not shift the others.
-    classes = tuple(sorted(_subfolders(_split_folder(root, "train") or root)))
+    training = _split_folder(root, "train") or root
+    suffixes = SUFFIXES | {ARRAY_SUFFIX}
+    classes = tuple(name for name in sorted(_subfolders(training)) if holds_file(training / name, suffixes))
     labels = _labels_by_folder(files, folder, classes)
     name = folder.name if folder == root else f"{root.name}/{folder.name}"
     return files_source(name, folder, files, reading, labels, classes if labels is not None else ())
+
+
+def _image_files(folder: Path, channels: int) -> list[str]:
+    """Arrays are images if nothing else is, or if images need not be pictures: next to photographs they are often
+    something else."""
+    if channels not in (1, 3):
+        return find_files(folder, SUFFIXES | {ARRAY_SUFFIX})
+    return find_files(folder, SUFFIXES) or find_files(folder, {ARRAY_SUFFIX})
 
 
 def _labels_by_folder(files: list[str], folder: Path, classes: tuple[str, ...]) -> Tensor | None:
@@ -68,8 +78,11 @@ def _subfolders(folder: Path) -> set[str]:
 
 
 def _split_folder(root: Path, split: Split) -> Path | None:
-    """root/train and root/test (or val, ...), if root contains only splits; else all images are for training."""
+    """root/train and root/test (or val, ...), if root contains only splits; else all images are for training, of a
+    folder in VOC's layout those that are annotated."""
     inside = _subfolders(root)
+    if {"Annotations", "JPEGImages"} <= inside:  # VOC's layout, whose other folders may hold masks
+        return root / "JPEGImages" if split == "train" else None
     names = {name for kind in SPLIT_FOLDERS.values() for name in kind}
     if "train" not in inside or not inside <= names:  # a class may be called train
         return root if split == "train" else None

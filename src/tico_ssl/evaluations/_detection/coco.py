@@ -1,4 +1,5 @@
-"""Data in COCO's format: annotations/instances_train2017.json with train2017/, or train/_annotations.coco.json."""
+"""Data in COCO's format: annotations/instances_train2017.json with train2017/, or train/_annotations.coco.json, or one
+file for all images, annotations.json. Its categories may be any."""
 
 import re
 from collections import defaultdict
@@ -9,6 +10,7 @@ from tico_ssl.data.listings import read_json
 from tico_ssl.evaluations._detection.pictures import Instance, Listing, Picture, Pictures
 from tico_ssl.runtime.errors import UserError
 
+SINGLE = ("_annotations.coco.json", "annotations.json", "instances.json", "coco.json")  # of all images together
 TEST_NAMES = ("val", "valid", "validation", "test")
 
 
@@ -22,7 +24,8 @@ def find_coco(root: Path) -> tuple[Path, Path | None] | None:
     }
     training = sorted(name for name in named if re.fullmatch(r"train\d*", name))
     if not training:
-        return None
+        single = (place / name for name in SINGLE for place in (root, folder))
+        return next(((file, None) for file in single if file.is_file()), None)
     train = training[-1]  # the latest year
     year = train.removeprefix("train")
     test = next((named[name + year] for name in TEST_NAMES if name + year in named), None)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tico_ssl.config.sections import Limits
 from tico_ssl.evaluations._detection.network import Detector
 from tico_ssl.evaluations._detection.outlines import encoded, pasted
 from tico_ssl.evaluations._detection.pictures import Picture
@@ -28,12 +29,13 @@ def find_objects(
     device: torch.device,
     precision: torch.dtype,
     label: str | None = None,
+    limits: Limits | None = None,
 ) -> list[Found]:
     """Detections in every picture, in their order; the same list in every process."""
     training, world, rank = detector.training, distributed.world_size(), distributed.rank()
     detector.eval()
     mine = pictures[rank::world]
-    maker = Maker(channels, settings.longest, masks=False)
+    maker = Maker(channels, settings.longest, masks=False, limits=limits)
     # One at a time: in a batch, detections would depend on the padding, and so on the other images.
     tasks = [Task(picture, settings.test_size, False) for picture in mine]
     every = range(len(mine))

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tico_ssl.data.formats.voc2007 import VOC_CLASSES
 from tico_ssl.data.given import Given, as_source
 from tico_ssl.evaluations._detection.outlines import coco_tools
 from tico_ssl.evaluations._detection.pictures import Pictures
@@ -115,8 +116,10 @@ def _columns(context: PictureContext, settings: Settings) -> dict[str, tuple[str
 
 
 def scheduled(settings: Settings, train: Pictures) -> Settings:
-    """Settings for the number of images. VOC's layout holds VOC, which has its published schedule, whichever years."""
-    return settings.for_images(len(train)) if train.rule == "coco" else settings
+    """Settings for the number of images. VOC itself, known by its classes, has its published schedule, whichever years
+    there are."""
+    published = train.rule != "coco" and set(train.classes) <= set(VOC_CLASSES)
+    return settings if published else settings.for_images(len(train))
 
 
 @contextmanager

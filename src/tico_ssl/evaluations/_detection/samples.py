@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tico_ssl.data.decoding import decode
+from tico_ssl.config.sections import Limits
+from tico_ssl.data.images import as_images
 from tico_ssl.evaluations._detection.outlines import pixels
 from tico_ssl.evaluations._detection.pictures import Picture
 from tico_ssl.evaluations._detection.settings import Settings
@@ -89,10 +90,10 @@ class Task(NamedTuple):
 
 
 class Maker:
-    """Makes samples: reads, resizes, flips."""
+    """Makes samples: reads (values of more than eight bits by the backbone's limits), resizes, flips."""
 
-    def __init__(self, channels: int, longest: int, masks: bool) -> None:
-        self.channels, self.longest, self.masks = channels, longest, masks
+    def __init__(self, channels: int, longest: int, masks: bool, limits: Limits | None = None) -> None:
+        self.channels, self.longest, self.masks, self.limits = channels, longest, masks, limits
 
     @property
     def most_bytes(self) -> int:
@@ -102,7 +103,7 @@ class Maker:
     def __call__(self, task: Task) -> Sample:
         """A sample; deterministic in the task."""
         picture = task.picture
-        image = decode(picture.file, self.channels)
+        image = as_images(picture.file, self.channels, self.limits)[0]
         original = (image.shape[-2], image.shape[-1])
         if original != (picture.height, picture.width):
             raise UserError(

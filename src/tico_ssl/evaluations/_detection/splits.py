@@ -29,13 +29,13 @@ def open_pictures(root: str | Path, seed: int) -> Splits:
     if not folder.is_dir():
         raise UserError(f"{root}: no such folder; detection needs one in COCO's or VOC's layout")
     if (home := find_voc(folder)) is not None:
-        found: tuple[Pictures, Pictures | None] = open_voc(home)
+        found = open_voc(home)
     elif (files := find_coco(folder)) is not None:
         found = open_coco(*files)
     else:
         raise UserError(
             f"{root}: neither COCO's layout (annotations/instances_train2017.json, train2017/) nor VOC's "
-            "(VOC2007/Annotations, VOC2007/ImageSets/Main)"
+            "(Annotations, ImageSets/Main, JPEGImages; also inside VOC2007)"
         )
     train, test = found
     how = "the data's own"

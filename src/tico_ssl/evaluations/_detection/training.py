@@ -69,7 +69,7 @@ def train(job: Job, backbone: Backbone) -> Numbers:
     if distributed.is_main():
         remove_temporaries(job.checkpoint_file)
     begin = restore(job.checkpoint_file, detector, optimizer, job.device)
-    maker = Maker(backbone.config.channels, settings.longest, job.masks)
+    maker = Maker(backbone.config.channels, settings.longest, job.masks, backbone.limits)
     feed = TrainingSamples(job.splits.train.pictures, maker, settings)
     moments = _Moments(job, detector, optimizer, feed, begin)
     if begin.step == 0 or not moments.scores:
@@ -207,7 +207,14 @@ def measure(job: Job, detector: Detector, feed: TrainingSamples, step: int) -> N
         wanted["train_"] = job.splits.train.spread(settings.score_train_images)
     for prefix, pictures in wanted.items():
         found = find_objects(
-            detector, pictures.pictures, feed.maker.channels, settings, job.device, job.precision, f"scoring {job.name}"
+            detector,
+            pictures.pictures,
+            feed.maker.channels,
+            settings,
+            job.device,
+            job.precision,
+            f"scoring {job.name}",
+            feed.maker.limits,
         )
         if distributed.is_main():
             scores = score(pictures, found, job.masks)

@@ -1,0 +1,67 @@
+"""What the bytes of an image tell of its depth, and the deep images that Pillow would reduce to eight bits."""
+
+import io
+import re
+from contextlib import suppress
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from tico_ssl.data import tiff
+
+JPEG = b"\xff\xd8\xff"
+DEEP_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")  # of Pillow, with the values of the file
+PNG = b"\x89PNG\r\n\x1a\n"
+_GAP = rb"\s+(?:#[^\n]*\n\s*)*"
+PNM = re.compile(rb"P([56])" + _GAP + rb"(\d+)" + _GAP + rb"(\d+)" + _GAP + rb"(\d+)\s")  # width, height, maximum
+
+
+def needs_tifffile(data: bytes, channels: int) -> bool:
+    """Whether Pillow would not open a TIFF, or would reduce its colours to eight bits."""
+    if channels not in (1, 3):
+        return True
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            bits = image.getexif().get(258, 1)
+            deepest = max(bits) if isinstance(bits, tuple) else bits
+            return deepest > 8 and image.mode not in DEEP_MODES
+    except (OSError, SyntaxError):
+        return _is_chained(data)
+
+
+def _is_chained(data: bytes) -> bool:
+    """Whether bytes are a TIFF at all; Pillow tells best what is wrong with one that is not."""
+    try:
+        return len(tiff.images_in(io.BytesIO(data), 3)) > 0
+    except Exception:
+        return False
+
+
+def deep_colours(data: bytes, allow: tiff.Allow) -> np.ndarray | None:
+    """A PNG or PPM of 16 bits, which Pillow would reduce to eight if it has colours. None if it is something else."""
+    if data[:8] == PNG and data[24:25] == b"\x10" and data[25:26] != b"\0":
+        from torchvision.io import ImageReadMode, decode_png
+
+        allow(int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big"))
+        encoded = torch.from_numpy(np.frombuffer(bytearray(data), np.uint8))
+        decoded: Tensor = decode_png(encoded, ImageReadMode.UNCHANGED)
+        return decoded.permute(1, 2, 0).numpy()
+    if (header := PNM.match(data[:1024])) is not None and int(header[4]) > 255:
+        width, height, samples = int(header[2]), int(header[3]), 3 if header[1] == b"6" else 1
+        allow(width, height)
+        return np.frombuffer(data, ">u2", width * height * samples, header.end()).reshape(height, width, samples)
+    return None
+
+
+def is_deep(data: bytes) -> bool:
+    """Whether an image may have values of more than eight bits, by its header."""
+    if data[:3] == JPEG or data[:4] in (b"RIFF", b"GIF8") or data[:2] == b"BM":
+        return False
+    if data[:8] == PNG:
+        return data[24:25] == b"\x10"
+    if data[:4] in tiff.MAGIC:
+        with suppress(Exception), Image.open(io.BytesIO(data)) as image:
+            return image.mode in DEEP_MODES or needs_tifffile(data, 3)
+    return True
