@@ -20,6 +20,8 @@ ABOUT = "about.json"  # within the file
 
 def write(backbone: Backbone, out: Path, preprocessing: str = "outside") -> str:
     """The graph, read back and compared with the network."""
+    if out.suffix != ".pt2":
+        raise UserError(f"{out}: the name must end in .pt2, by which torch.export.load knows the file")
     whole, images = Whole(backbone, preprocessing), random_images(backbone, preprocessing)
     program = traced(whole, images(2))
     with written_atomically(out) as temporary:
