@@ -1,11 +1,14 @@
 """A program that has never heard of this package: it runs the lines that exports print, each with its own library.
 
-It takes a file of torch.save with the cases, lines and images, and writes one of their features.
+It takes a file of torch.save with the cases, lines and images, writes one of their features, and then runs the lines
+of the documentation where the files lie.
 """
 
 import pickle
+import re
 import sys
 import types
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -76,7 +79,7 @@ def of_detectron2(cfg: SimpleNamespace, images: Tensor) -> Tensor:
         blocks = [Block(planes, width, out, 2 if stage else 1), *(Block(out, width, out, 1) for _ in range(count - 1))]
         model[f"res{stage + 2}"] = nn.Sequential(*blocks)
         planes, width, out = out, 2 * width, 2 * out
-    with open(cfg.MODEL.WEIGHTS, "rb") as file:  # noqa: PTH123
+    with Path(cfg.MODEL.WEIGHTS).open("rb") as file:
         content = pickle.load(file)
     assert content["matching_heuristics"] is True
     assert "__author__" in content
@@ -108,3 +111,5 @@ if __name__ == "__main__":
     with torch.no_grad():
         found = {case: features(*given) for case, given in torch.load(sys.argv[1]).items()}
     torch.save(found, sys.argv[2])
+    for block in re.findall(r"```python\n(.*?)```", Path(sys.argv[3]).read_text(encoding="utf-8"), re.DOTALL):
+        exec(block, {})

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import timm
@@ -21,6 +22,7 @@ from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.exporting import _agreement, _writing
 from tico_ssl.exporting._counterparts import timm_names
 from tico_ssl.exporting._writing import export_with_snippet
+from tico_ssl.exporting.detectron2 import detectron2_name
 from tico_ssl.networks import weight_standardisation
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import save_backbone
@@ -170,21 +172,27 @@ CONVNEXT = ("timm/test_convnext", {"arguments": {"depths": [1, 1, 1, 1]}})
 NARROW = ("tico/resnet10-w4", {"channels": 4, "weight_standardisation": True})
 CASES = [
     ("timm", RESNET50, "outside"),
-    ("detectron2", RESNET50, "outside"),
     ("detectron2", RESNET18, "outside"),
     ("huggingface", RESNET18, "outside"),
     ("safetensors", RESNET18, "outside"),
-    ("torchvision", ("timm/resnet18", {}), "outside"),
-    ("huggingface", VIT, "outside"),
-    ("torch-export", VIT, "inside"),
+    ("torchvision", ("timm/resnet18", {"stem": "standard"}), "outside"),
+    ("torch-export", CONVNEXT, "inside-float"),
     ("onnx", VIT, "inside"),
+    ("huggingface", VIT, "outside"),
     ("timm", CONVNEXT, "outside"),
-    ("onnx", CONVNEXT, "inside-float"),
-    ("safetensors", NARROW, "outside"),
-    ("torch-export", NARROW, "outside"),
     ("onnx", NARROW, "outside"),
+    ("safetensors", NARROW, "outside"),
 ]
-ENDINGS = {"onnx": ".onnx", "torch-export": ".pt2"}
+FILES = {  # as the lines in the documentation name them
+    "detectron2": "backbone.pkl",
+    "huggingface": "backbone-huggingface",
+    "onnx": "backbone.onnx",
+    "safetensors": "backbone.safetensors",
+    "timm": "backbone-timm.pth",
+    "torch-export": "backbone.pt2",
+    "torchvision": "backbone-torchvision.pth",
+}
+DOCUMENTATION = Path(__file__).parents[1] / "docs" / "exporting.md"
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +205,8 @@ def elsewhere(tmp_path_factory):
     for number, (format, (name, settings), preprocessing) in enumerate(CASES):
         if name not in files:
             files[name] = saved(folder / name, name, **settings)
-        out = folder / f"{number}{ENDINGS.get(format, '')}"
+        first = all(format != earlier for earlier, *_ in CASES[:number])
+        out = folder / ("documented" if first else str(number)) / FILES[format]
         snippet = export_with_snippet(files[name], format, out, preprocessing=preprocessing)
         backbone = load_backbone(files[name])
         pixels = torch.randint(0, 256, (3, backbone.config.channels, 32, 32), dtype=torch.uint8)
@@ -209,8 +218,9 @@ def elsewhere(tmp_path_factory):
         if (format, name) == ("safetensors", NARROW[0]):  # a network that no other library has
             expected[number] = backbone.network.state_dict()["layer4.0.conv2.weight"]
     torch.save(given, folder / "given")
-    program = [sys.executable, "-W", "ignore", other_libraries.__file__, folder / "given", folder / "found"]
-    done = subprocess.run(program, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ""})
+    program = [sys.executable, other_libraries.__file__, folder / "given", folder / "found", DOCUMENTATION]
+    alone = {"env": os.environ | {"PYTHONPATH": ""}, "cwd": folder / "documented"}
+    done = subprocess.run(program, capture_output=True, text=True, **alone)
     assert done.returncode == 0, done.stderr
     return expected, torch.load(folder / "found")
 
@@ -259,6 +269,18 @@ def test_a_graph_with_other_features_is_not_kept(tmp_path, monkeypatch):
 
 
 # -------------------------------------------------------------------------------------------------- names of parameters
+
+
+def test_names_of_a_bottleneck_in_detectron2():
+    renamed = {
+        "conv1.weight": "stem.conv1.weight",
+        "bn1.running_mean": "stem.conv1.norm.running_mean",
+        "layer1.0.conv3.weight": "res2.0.conv3.weight",
+        "layer3.10.bn2.bias": "res4.10.conv2.norm.bias",
+        "layer4.0.downsample.0.weight": "res5.0.shortcut.weight",
+        "layer4.0.downsample.1.running_var": "res5.0.shortcut.norm.running_var",
+    }
+    assert {name: detectron2_name(name) for name in renamed} == renamed
 
 
 def assert_timm_takes(theirs: nn.Module, ours: nn.Module, model: str) -> None:
@@ -417,7 +439,7 @@ def test_a_missing_library_is_one_line(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("format", ["timm", "safetensors", "torch-export", "huggingface"])
 def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path, format):
-    path = saved(tmp_path, *VIT[:1], **VIT[1])
+    path = saved(tmp_path, VIT[0], **VIT[1])
     (tmp_path / "file").touch()
     with pytest.raises(OSError) as caught:
         export(path, format, tmp_path / "file" / "b.pt2")
