@@ -334,7 +334,7 @@ def trained(tmp_path_factory):
     run, optimizer = Run(folder), build_optimizer(method, recipe.optimizer)
     save_backbone(method.backbone, run.backbone_file)
     save_checkpoint(run.checkpoint_file, 1, method, optimizer, 0.0)
-    data = {"source": "/home/anna/cats|dogs", "train": 80, "test": 16}
+    data = {"source": "/home/anna/cats|dogs/train", "train": 80, "test": 16}
     numbers = {"trained": {"top1_k20": 61.25}, "untrained": {"top1_k20": 40.0}}
     line = {"protocol": "knn", "settings": {"k": 20}, "data": data, "checkpoint": run.checkpoint(), "numbers": numbers}
     append_json_line(run.results_file, line)
@@ -368,6 +368,9 @@ def test_a_target_that_is_not_there_is_refused(tmp_path):
     (bare / "checkpoints" / "last.pt").write_bytes(b"")
     with pytest.raises(UserError, match="method 'simclr' has no target"):
         export(bare, "safetensors", tmp_path / "b", network="target")
+    (bare / "recipe.yaml").write_text(dump_recipe(load_recipe("demo", TINY)))
+    with pytest.raises(UserError, match=r"last\.pt: damaged"):
+        export(bare, "safetensors", tmp_path / "b", network="target")
     assert not (tmp_path / "b").exists()
 
 
@@ -384,7 +387,9 @@ def test_a_model_card_says_what_the_run_says(trained, tmp_path):
     assert not re.search(r"^license:", header, re.MULTILINE)  # which is the user's to choose
     for words in ("method: tico", "data: textures, 96 images", "epochs: 0 of 3", "batch: 32 images"):
         assert words in card
-    assert re.search(r"knn .*top1_k20 \(%\).* 61\.2 .* 40\.0 .*cats\\\|dogs: 80 training, 16 test images.*k 20", card)
+    assert re.search(
+        r"knn .*top1_k20 \(%\).* 61\.2 .* 40\.0 .*cats\\\|dogs/train: 80 training, 16 test images.*k 20", card
+    )
     assert "anna" not in card  # folders of the user's machine are nobody's business
     export(folder, "huggingface", tmp_path / "target", network="target")
     assert "not been evaluated" in (tmp_path / "target" / "README.md").read_text()

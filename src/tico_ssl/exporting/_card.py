@@ -11,6 +11,7 @@ from tico_ssl.results.run_folder import Run
 from tico_ssl.results.table import markdown_lines
 from tico_ssl.runtime.printing import printable
 
+SPLITS = ("train", "val", "test", "images")  # names of folders that say little
 HEADER = """---
 library_name: timm
 pipeline_tag: image-feature-extraction
@@ -60,8 +61,9 @@ def _training(record: Record, origin: Origin) -> dict[str, str]:
 
 
 def _data_name(source: object) -> str:
-    places = source if isinstance(source, list) else [source]
-    return ", ".join(Path(str(place)).name or str(place) for place in places)
+    """The last part of every place, with the one before it where that says more: flowers/train."""
+    places = [Path(str(place)).parts for place in (source if isinstance(source, list) else [source])]
+    return ", ".join("/".join(parts[-2:] if parts[-1] in SPLITS else parts[-1:]) for parts in places if parts)
 
 
 def _results(record: Record, origin: Origin) -> list[str]:
