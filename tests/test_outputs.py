@@ -17,7 +17,7 @@ from faults import FAULTS
 from tico_ssl import evaluate
 from tico_ssl.cli import main
 from tico_ssl.evaluations._context import _finished
-from tico_ssl.exporting._state_dict import write_state_dict
+from tico_ssl.exporting._snippets import write_state_dict
 from tico_ssl.features import cache
 from tico_ssl.features.embedding import WRITERS, Table
 from tico_ssl.features.extraction import Extracted
@@ -166,10 +166,10 @@ def test_a_run_and_its_caches_have_the_permissions_of_the_umask(run):
 def test_an_export_is_written_whole_or_not_at_all(run, tmp_path, full_disk):
     backbone, file = load_backbone(run.folder), tmp_path / "backbone.pth"
     with full_disk(1000), pytest.raises(RuntimeError) as caught:
-        write_state_dict(backbone, file, "tico", [], strict=True)
+        write_state_dict(backbone, file)
     assert one_line(caught.value) == "File too large"
     assert list(tmp_path.iterdir()) == []
-    write_state_dict(backbone, file, "tico", [], strict=True)
+    write_state_dict(backbone, file)
     assert oct(stat.S_IMODE(file.stat().st_mode)) == oct(permissions())
     backbone.network.load_state_dict(torch.load(file, weights_only=True))
 

@@ -1,4 +1,4 @@
-"""Verbs that compute: pretrain, replay, evaluate, embed, export, study, bench."""
+"""Verbs that compute: pretrain, replay, evaluate, embed, study, bench."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -178,20 +178,6 @@ def embed(
     from tico_ssl.runtime.progress import say
 
     say(f"wrote {write(run, data, out, bf16)}")
-
-
-@app.command()
-def export(
-    run: RunArgument,
-    format: Annotated[str, typer.Argument(metavar="FORMAT", help="torchvision or timm (`tico list exporting`).")],
-    out: Annotated[str, typer.Option(help="File to write.")] = "backbone.pth",
-) -> None:
-    """Export the backbone to another library."""
-    from tico_ssl.exporting._writing import export_with_snippet
-    from tico_ssl.runtime.progress import say
-
-    snippet = export_with_snippet(run, format, out)
-    say(f"wrote {out}; to load it:\n\n{snippet}")
 
 
 @app.command()

@@ -1,27 +1,108 @@
 """Export a backbone, with a snippet that loads the file. User errors are raised before torch is imported."""
 
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from tico_ssl.config import catalogue
-from tico_ssl.results.run_folder import backbone_file
+from tico_ssl.results.run_folder import Run, backbone_file
+from tico_ssl.runtime.errors import UserError, suggestion
+
+if TYPE_CHECKING:
+    from tico_ssl.networks.backbones import Backbone
+
+Network = Literal["online", "target"]
+Preprocessing = Literal["outside", "inside", "inside-float"]
 
 
-def export(run: str | Path, format: str, out: str | Path) -> Path:
-    """Write the backbone of a run for another library, weight standardisation folded into the weights."""
-    export_with_snippet(run, format, out)
+class Origin(NamedTuple):
+    """Where exported weights come from: a run folder or a backbone file, and which of a run's networks."""
+
+    place: Path
+    network: str
+
+
+def export(
+    run: str | Path,
+    format: str,
+    out: str | Path,
+    network: Network = "online",
+    preprocessing: Preprocessing = "outside",
+) -> Path:
+    """Write the backbone of a run for another library, weight standardisation folded into the weights.
+
+    `network` is the trained network, or the target that followed it. With `preprocessing` inside, the file takes uint8
+    pixels and normalises them itself; inside-float: the same for values from 0 to 1.
+    """
+    export_with_snippet(run, format, out, network, preprocessing)
     return Path(out)
 
 
-def export_with_snippet(run: str | Path, format: str, out: str | Path) -> str:
-    """The same, returning a snippet that loads the file."""
+def export_with_snippet(
+    run: str | Path,
+    format: str,
+    out: str | Path | None = None,
+    network: str = "online",
+    preprocessing: str = "outside",
+) -> str:
+    """The same, returning a snippet that loads the file. By default it has the format's usual name."""
     catalogue.require("exporting", format)
+    _require_one_of("network", network, get_args(Network))
+    _require_one_of("preprocessing", preprocessing, get_args(Preprocessing))
     backbone_file(run)
-
-    from tico_ssl.networks.storage import load_backbone
+    options = _options(format, Origin(Path(run).expanduser(), network), preprocessing)
+    if network == "target":
+        _require_checkpoint(Path(run).expanduser())
+    _require_installed(format)
 
     module = catalogue.load("exporting", format)
-    path = Path(out).expanduser()
-    backbone = load_backbone(run)
+    path = Path(usual_name(format) if out is None else out).expanduser()
+    backbone = _load(run, network)
     path.parent.mkdir(parents=True, exist_ok=True)
-    snippet: str = module.write(backbone, path)
+    snippet: str = module.write(backbone, path, **options)
     return snippet
+
+
+def usual_name(format: str) -> str:
+    """Name of a format's file, if the user gives none."""
+    return str(catalogue.declaration("exporting", format, "OUT", "backbone.pth"))
+
+
+def _require_one_of(option: str, given: str, valid: tuple[str, ...]) -> None:
+    if given not in valid:
+        raise UserError(f"{option} '{given}' is not known{suggestion(given, valid)}")
+
+
+def _options(format: str, origin: Origin, preprocessing: str) -> dict[str, Any]:
+    """Those that the format takes."""
+    taken = catalogue.declaration("exporting", format, "OPTIONS", ())
+    if preprocessing != "outside" and "preprocessing" not in taken:
+        raise UserError(
+            f"format '{format}' holds weights only, so preprocessing stays outside; onnx and torch-export can take it"
+        )
+    return {name: value for name, value in (("origin", origin), ("preprocessing", preprocessing)) if name in taken}
+
+
+def _require_checkpoint(run: Path) -> None:
+    if not run.is_dir():
+        raise UserError(
+            f"{run}: this file has the online network only; the target is in the checkpoint of a run folder"
+        )
+    if not Run(run).checkpoint_file.is_file():
+        raise UserError(f"{run}: the target is in the run's checkpoint, and {Run(run).checkpoint_file} does not exist")
+
+
+def _require_installed(format: str) -> None:
+    missing = [name for name in catalogue.declaration("exporting", format, "NEEDS", ()) if find_spec(name) is None]
+    if missing:
+        raise UserError(f"format '{format}' needs {' and '.join(missing)}: pip install 'tico-ssl[{format}]'")
+
+
+def _load(run: str | Path, network: str) -> "Backbone":
+    if network == "target":
+        from tico_ssl.exporting._target import load_target
+
+        return load_target(Path(run).expanduser())
+    from tico_ssl.networks.storage import load_backbone
+
+    return load_backbone(run)

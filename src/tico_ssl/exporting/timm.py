@@ -2,14 +2,11 @@
 
 from pathlib import Path
 
-from tico_ssl.exporting._state_dict import write_state_dict
-from tico_ssl.networks.backbones import Backbone, timm_arguments
+from tico_ssl.exporting._counterparts import in_library
+from tico_ssl.exporting._snippets import write_state_dict
+from tico_ssl.networks.backbones import Backbone
 
 
 def write(backbone: Backbone, out: Path) -> str:
-    """The whole model without its classifier."""
-    model = backbone.config.name.partition("/")[2]
-    arguments = timm_arguments(model, backbone.config, backbone.image_size)
-    written = "".join(f", {key}={value!r}" for key, value in arguments.items())
-    setup = ["import timm, torch", f"model = timm.create_model({model!r}{written})"]
-    return write_state_dict(backbone, out, "timm", setup, strict=True)
+    """The whole model without its classifier; one of torchvision under timm's names, where both have it."""
+    return write_state_dict(in_library(backbone, "timm"), out)

@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
-from tico_ssl.exporting._state_dict import write_state_dict
-from tico_ssl.networks.backbones import Backbone, torchvision_arguments
+from tico_ssl.exporting._counterparts import in_library
+from tico_ssl.exporting._snippets import write_state_dict
+from tico_ssl.networks.backbones import Backbone
 
 
 def write(backbone: Backbone, out: Path) -> str:
-    """Everything but the classifier, which was never trained."""
-    model = backbone.config.name.partition("/")[2]
-    arguments = torchvision_arguments(model, backbone.config, backbone.image_size)
-    written = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-    setup = ["import torch, torchvision", f"model = torchvision.models.{model}({written})"]
-    return write_state_dict(backbone, out, "torchvision", setup, strict=False)
+    """Everything but the classifier, which was never trained; one of timm under torchvision's names, where both have
+    it."""
+    return write_state_dict(in_library(backbone, "torchvision"), out)

@@ -1,0 +1,40 @@
+"""The verb that hands a backbone to other tools: export."""
+
+from typing import Annotated
+
+import typer
+
+from tico_ssl.cli._app import RunArgument, app
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    format: Annotated[
+        str,
+        typer.Argument(
+            metavar="FORMAT",
+            help="torchvision, timm, safetensors, onnx, torch-export, huggingface or detectron2 "
+            "(`tico list exporting`).",
+        ),
+    ],
+    out: Annotated[
+        str | None, typer.Option(help="File or folder to write; by default backbone with the format's ending.")
+    ] = None,
+    network: Annotated[
+        str, typer.Option(help="online: the trained network; target: the one that followed it, from the checkpoint.")
+    ] = "online",
+    preprocessing: Annotated[
+        str,
+        typer.Option(
+            help="onnx, torch-export: outside: the file takes normalised images; inside: uint8 pixels; inside-float: "
+            "values from 0 to 1."
+        ),
+    ] = "outside",
+) -> None:
+    """Export the backbone to another library. Prints the lines that load it."""
+    from tico_ssl.exporting._writing import export_with_snippet, usual_name
+    from tico_ssl.runtime.progress import say
+
+    snippet = export_with_snippet(run, format, out, network, preprocessing)
+    say(f"wrote {out or usual_name(format)}; to load it:\n\n{snippet}")

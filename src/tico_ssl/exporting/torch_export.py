@@ -1,0 +1,46 @@
+"""torch-export: a graph (.pt2) for batches of any size, for `torch.export.load`."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from tico_ssl.exporting._agreement import agreement
+from tico_ssl.exporting._graph import Whole, about, input_comment, random_images, traced
+from tico_ssl.exporting._snippets import shape_of
+from tico_ssl.networks.backbones import Backbone
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.files import written_atomically
+from tico_ssl.runtime.progress import say
+
+OUT = "backbone.pt2"
+OPTIONS = ("preprocessing",)
+ABOUT = "about.json"  # within the file
+
+
+def write(backbone: Backbone, out: Path, preprocessing: str = "outside") -> str:
+    """The graph, read back and compared with the network."""
+    if out.suffix != ".pt2":
+        raise UserError(f"{out}: the name must end in .pt2, by which torch.export.load knows the file")
+    whole, images = Whole(backbone, preprocessing), random_images(backbone, preprocessing)
+    program = traced(whole, images(2))
+    with written_atomically(out) as temporary:
+        with temporary.open("wb") as file:
+            torch.export.save(program, file, extra_files={ABOUT: json.dumps(about(backbone, preprocessing))})
+        with temporary.open("rb") as file:
+            found = agreement(whole, torch.export.load(file).module(), images)
+        if not found:
+            raise UserError(f"the exported graph has other features than the network: {found}; nothing was written")
+    say(f"checked against the network: {found}")
+    dtype = "uint8" if preprocessing == "inside" else "float32"
+    return "\n".join(
+        [
+            "import json",
+            "import torch",
+            f"extra = {{{ABOUT!r}: ''}}",
+            f"model = torch.export.load({str(out)!r}, extra_files=extra).module()",
+            f"about = json.loads(extra[{ABOUT!r}])  # architecture, input_size, mean, std",
+            f"images = torch.zeros(1, {shape_of(backbone)}, dtype=torch.{dtype})",
+            f"features = model(images)  # {input_comment(backbone, preprocessing)}",
+        ]
+    )
