@@ -374,3 +374,29 @@ def test_mistakes_are_one_clear_line(made, labelled, backbone, tmp_path):
     assert "no images found" in refused("predict", made.folder, tmp_path / "empty")
     assert ".parquet" in refused("predict", made.folder, labelled, "--out", tmp_path / "out.xls")
     assert not out.exists()
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch-export"])
+def test_other_programs_get_the_classes_with_the_network(format, made, labelled, tmp_path):
+    model, name = tico_ssl.load_classifier(made.folder), sorted(COLOURS)[1]
+    images = model.preprocess(labelled / name / "0.png")
+    out = tmp_path / ("classifier.onnx" if format == "onnx" else "classifier.pt2")
+    if format == "onnx":
+        runtime = pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+        tico_ssl.export(made.folder, format, out)
+        session = runtime.InferenceSession(str(out))
+        about = session.get_modelmeta().custom_metadata_map
+        (logits,) = session.run(["logits"], {"images": images.numpy()})
+    else:
+        tico_ssl.export(made.folder / "classifier.safetensors", format, out)
+        extra = {"about.json": ""}
+        logits = torch.export.load(out, extra_files=extra).module()(images).numpy()
+        about = json.loads(extra["about.json"])
+    assert json.loads(about["classes"]) == list(model.classes)
+    assert model.classes[logits.argmax()] == name
+    np.testing.assert_allclose(logits, model(images).detach().numpy(), atol=1e-4)
+    with pytest.raises(UserError, match="is a classifier, which goes to onnx or torch-export; timm takes backbones"):
+        tico_ssl.export(made.folder, "timm", tmp_path / "x.pth")
+    with pytest.raises(UserError, match="a classifier has no target network"):
+        tico_ssl.export(made.folder, format, out, network="target")

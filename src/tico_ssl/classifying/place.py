@@ -19,6 +19,12 @@ def folder_for(run: str | Path, out: str | Path | None, overwrite: bool) -> Path
     return folder
 
 
+def is_classifier(place: str | Path) -> bool:
+    """Whether this is the folder or the file of a classifier, rather than a run or a backbone."""
+    path = Path(place).expanduser()
+    return (path / FILE).is_file() or (path.is_file() and path.name == FILE)
+
+
 def classifier_file(model: str | Path) -> Path:
     """The classifier of a folder that `tico finetune` has written, or of a run, or the file itself."""
     path = Path(model).expanduser()

@@ -32,7 +32,7 @@ def export(
         ),
     ] = "outside",
 ) -> None:
-    """Export the backbone to another library. Prints the lines that load it."""
+    """Export a backbone, or a classifier of `tico finetune`, to another library. Prints the lines that load it."""
     from tico_ssl.exporting._writing import export_with_snippet, usual_name
     from tico_ssl.runtime.progress import say
 

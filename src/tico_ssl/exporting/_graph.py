@@ -3,12 +3,15 @@
 import copy
 import json
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from tico_ssl.config.sections import as_lists
 from tico_ssl.exporting._agreement import normal_images
+from tico_ssl.exporting._classifier import WithHead
 from tico_ssl.exporting._snippets import about_input, shape_of
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.runtime.errors import UserError
@@ -60,13 +63,17 @@ def traced(whole: Whole, images: Tensor) -> ExportedProgram:
 
 def about(backbone: Backbone, preprocessing: str) -> dict[str, str]:
     """What a user of the file must know, as metadata: JSON by name."""
-    values = {
+    values: dict[str, Any] = {
         "architecture": backbone.config.name,
         "input_size": [backbone.config.channels, backbone.image_size, backbone.image_size],
         "mean": list(backbone.mean),
         "std": list(backbone.std),
         "preprocessing": preprocessing,
     }
+    if backbone.limits is not None:
+        values["range"] = as_lists(backbone.limits)
+    if isinstance(backbone, WithHead):
+        values["classes"] = list(backbone.classes)
     return {key: json.dumps(value) for key, value in values.items()}
 
 

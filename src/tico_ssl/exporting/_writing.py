@@ -4,6 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
+from tico_ssl.classifying.place import is_classifier
 from tico_ssl.config import catalogue
 from tico_ssl.results.run_folder import Run, backbone_file
 from tico_ssl.runtime.errors import UserError, suggestion
@@ -29,7 +30,7 @@ def export(
     network: Network = "online",
     preprocessing: Preprocessing = "outside",
 ) -> Path:
-    """Write the backbone of a run for another library, weight standardisation folded into the weights.
+    """Write the backbone of a run, or a classifier, for another library, weight standardisation folded in.
 
     `network` is the trained network, or the target that followed it. With `preprocessing` inside, the file takes uint8
     pixels and normalises them itself; inside-float: the same for values from 0 to 1.
@@ -49,7 +50,10 @@ def export_with_snippet(
     catalogue.require("exporting", format)
     _require_one_of("network", network, get_args(Network))
     _require_one_of("preprocessing", preprocessing, get_args(Preprocessing))
-    backbone_file(run)
+    if is_classifier(run):
+        _require_graph(run, format, network)
+    else:
+        backbone_file(run)
     options = _options(format, Origin(Path(run).expanduser(), network), preprocessing)
     if network == "target":
         _require_checkpoint(Path(run).expanduser())
@@ -83,6 +87,14 @@ def _options(format: str, origin: Origin, preprocessing: str) -> dict[str, Any]:
     return {name: value for name, value in (("origin", origin), ("preprocessing", preprocessing)) if name in taken}
 
 
+def _require_graph(place: str | Path, format: str, network: str) -> None:
+    """A classifier has a head, for which formats of weights have no place, and no target."""
+    if "preprocessing" not in catalogue.declaration("exporting", format, "OPTIONS", ()):
+        raise UserError(f"{place} is a classifier, which goes to onnx or torch-export; {format} takes backbones")
+    if network == "target":
+        raise UserError(f"{place}: a classifier has no target network")
+
+
 def _require_checkpoint(run: Path) -> None:
     if not run.is_dir():
         raise UserError(
@@ -99,6 +111,10 @@ def _require_installed(format: str) -> None:
 
 
 def _load(run: str | Path, network: str) -> "Backbone":
+    if is_classifier(run):
+        from tico_ssl.exporting._classifier import load_with_head
+
+        return load_with_head(Path(run))
     if network == "target":
         from tico_ssl.exporting._target import load_target
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tico_ssl.exporting._agreement import agreement
+from tico_ssl.exporting._classifier import output_of
 from tico_ssl.exporting._graph import Whole, about, input_comment, random_images, traced
 from tico_ssl.exporting._snippets import shape_of
 from tico_ssl.networks.backbones import Backbone
@@ -28,7 +29,7 @@ def write(backbone: Backbone, out: Path, preprocessing: str = "outside") -> str:
     whole, images = Whole(backbone, preprocessing), random_images(backbone, preprocessing)
     if sum(value.nbytes for value in whole.state_dict().values()) > LARGEST:
         raise UserError("an ONNX file holds at most 2 GiB, less than this network; torch-export can take it")
-    program = _converted(whole, images(2))
+    program = _converted(whole, images(2), output_of(backbone))
     program.model.metadata_props.update(about(backbone, preprocessing))
     with written_atomically(out) as temporary:
         program.save(str(temporary), external_data=False)
@@ -36,20 +37,20 @@ def write(backbone: Backbone, out: Path, preprocessing: str = "outside") -> str:
         if not found:
             raise UserError(f"ONNX Runtime computes other features than PyTorch: {found}; nothing was written")
     say(f"checked with ONNX Runtime against PyTorch: {found}")
-    dtype = "uint8" if preprocessing == "inside" else "float32"
+    dtype, output = "uint8" if preprocessing == "inside" else "float32", output_of(backbone)
     return "\n".join(
         [
             "import numpy",
             "import onnxruntime",
             f"session = onnxruntime.InferenceSession({str(out)!r})",
-            "about = session.get_modelmeta().custom_metadata_map  # architecture, input_size, mean, std",
+            "about = session.get_modelmeta().custom_metadata_map  # architecture, input_size, mean, std, any classes",
             f"images = numpy.zeros((1, {shape_of(backbone)}), numpy.{dtype})",
-            f"(features,) = session.run(None, {{'images': images}})  # {input_comment(backbone, preprocessing)}",
+            f"({output},) = session.run(None, {{'images': images}})  # {input_comment(backbone, preprocessing)}",
         ]
     )
 
 
-def _converted(whole: Whole, images: Tensor) -> Any:
+def _converted(whole: Whole, images: Tensor, output: str) -> Any:
     program = traced(whole, images)
     try:
         return torch.onnx.export(
@@ -57,7 +58,7 @@ def _converted(whole: Whole, images: Tensor) -> Any:
             (images,),
             dynamo=True,
             input_names=["images"],
-            output_names=["features"],
+            output_names=[output],
             dynamic_shapes=({0: "batch"},),
             verbose=False,
         )

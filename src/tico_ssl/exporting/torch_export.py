@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from tico_ssl.exporting._agreement import agreement
+from tico_ssl.exporting._classifier import output_of
 from tico_ssl.exporting._graph import Whole, about, input_comment, random_images, traced
 from tico_ssl.exporting._snippets import shape_of
 from tico_ssl.networks.backbones import Backbone
@@ -39,8 +40,8 @@ def write(backbone: Backbone, out: Path, preprocessing: str = "outside") -> str:
             "import torch",
             f"extra = {{{ABOUT!r}: ''}}",
             f"model = torch.export.load({str(out)!r}, extra_files=extra).module()",
-            f"about = json.loads(extra[{ABOUT!r}])  # architecture, input_size, mean, std",
+            f"about = json.loads(extra[{ABOUT!r}])  # architecture, input_size, mean, std, any classes",
             f"images = torch.zeros(1, {shape_of(backbone)}, dtype=torch.{dtype})",
-            f"features = model(images)  # {input_comment(backbone, preprocessing)}",
+            f"{output_of(backbone)} = model(images)  # {input_comment(backbone, preprocessing)}",
         ]
     )
