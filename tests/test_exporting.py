@@ -252,12 +252,12 @@ def test_a_graph_says_what_it_takes(tmp_path):
     assert (about["architecture"], about["preprocessing"]) == ("tico/resnet10-w4", "outside")
 
 
-@pytest.mark.parametrize("format", ["torchvision", "timm", "detectron2"])
-def test_lines_name_the_normalisation_where_the_file_cannot(tmp_path, format):
-    snippet = export_with_snippet(saved(tmp_path, "torchvision/resnet18", 96), format, tmp_path / "b")
-    factor = 255 if format == "detectron2" else 1
-    assert str([0.5 * factor] * 3) in snippet
-    assert str([0.2 * factor] * 3) in snippet
+def test_lines_name_the_normalisation_where_the_file_cannot(tmp_path):
+    path = saved(tmp_path, "torchvision/resnet18", stem="standard")
+    for format, unit in (("torchvision", 1), ("timm", 1), ("detectron2", 255)):
+        snippet = export_with_snippet(path, format, tmp_path / format)
+        assert str([0.5 * unit] * 3) in snippet
+        assert str([0.2 * unit] * 3) in snippet
 
 
 def test_a_graph_with_other_features_is_not_kept(tmp_path, monkeypatch):
