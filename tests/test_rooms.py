@@ -38,6 +38,7 @@ ROOMS = (
     "bench",
     "studies",
     "report",
+    "looking_up",
 )
 ABOVE = {"", "__main__", "cli", "listing", "theory"}  # what stands beside the rooms
 

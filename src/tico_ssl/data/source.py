@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Split = Literal["train", "test"]
+Split = Literal["train", "test", "val"]  # val is asked of folders that have one, and of nothing else
 T = TypeVar("T")
 
 
