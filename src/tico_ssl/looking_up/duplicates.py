@@ -1,5 +1,7 @@
 """Near-duplicates: groups of images that are connected by pairs with a cosine of at least a threshold."""
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -8,23 +10,25 @@ from tico_ssl.looking_up.findings import Threshold
 from tico_ssl.runtime.progress import track
 
 ROWS, COLUMNS = 1_024, 4_096  # of a block of cosines
-SPREADS = 5.0
+RARE = 0.001  # share of ordinary images whose nearest neighbour is taken for a copy
 CLOSEST = 1e-6  # cosine distance: nearer ones are the same but for rounding
 
 
 def chosen_threshold(nearest: Tensor) -> Threshold:
-    """From the cosine of every image to its nearest neighbour: a nearest neighbour is a near-duplicate if the logarithm
-    of its distance, 1 - cosine, is less than the median by five times the distance from the median to the upper
-    quartile. Ordinary images alone determine both, as long as duplicates are a minority: those are below the median.
+    """From the cosine of every image to its nearest neighbour.
+
+    The distance, 1 - cosine, to the nearest of many points has a Weibull distribution: P(distance < d) = 1 - exp(-(d /
+    scale)^shape). The median and the upper quartile determine both numbers, and are those of ordinary images as long as
+    images with a copy are a minority: these have the smallest distances. The threshold is the distance below which one
+    ordinary image in a thousand would have its nearest neighbour:
+
+        log d = median - (upper quartile - median) * log2(ln 2 / RARE), quartiles being those of log distances
     """
     distances = (1 - nearest.double()).clamp_min(CLOSEST).log()
     middle, upper = (float(value) for value in distances.quantile(torch.tensor([0.5, 0.75], dtype=torch.float64)))
-    fence = min(max(np.exp(middle - SPREADS * (upper - middle)), CLOSEST), 2.0)
-    rule = (
-        f"the logarithm of the distance (1 - cosine) to the nearest neighbour is {SPREADS:g} times (upper quartile - "
-        "median) below its median"
-    )
-    return Threshold(float(1 - fence), rule)
+    cut = math.exp(middle - (upper - middle) * math.log2(math.log(2) / RARE))
+    rule = f"of ordinary images, {RARE:.1%} would be so near to their nearest neighbour"
+    return Threshold(1 - max(cut, CLOSEST), rule)
 
 
 @torch.no_grad()

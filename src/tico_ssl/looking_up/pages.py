@@ -13,6 +13,7 @@ from tico_ssl.report.page import Section, figure, page, paragraph
 
 SIDE = 112  # pixels of a thumbnail
 MOST_GROUPS, MOST_MEMBERS, MOST_TILES = 100, 12, 60
+PAIR = 2  # images of a group up to which groups are side by side
 BINS = 60
 CLOSEST = 1e-6  # distance that is drawn for equal images
 
@@ -58,21 +59,19 @@ def shown_members(found: Curation) -> list[Scored]:
 
 def curation_charts(found: Curation) -> list[Chart]:
     """How far images are from their nearest neighbours, and the threshold."""
-    distances = np.maximum(1 - np.array(found.nearest), CLOSEST)
-    edges = np.geomspace(distances.min() * 0.99, max(distances.max() * 1.01, distances.min() * 2), BINS + 1)
-    counts = np.histogram(distances, edges)[0]
+    distances = np.log10(np.maximum(1 - np.array(found.nearest), CLOSEST))
+    counts, edges = np.histogram(distances, BINS)
     x = np.repeat(edges, 2)[1:-1].tolist()
     y = np.repeat(counts, 2).astype(float).tolist()
-    cut = max(1 - found.threshold.cosine, CLOSEST)
+    cut = float(np.log10(max(1 - found.threshold.cosine, CLOSEST)))
     chart = Chart(
         "nearest-neighbours",
         "Distance to the nearest neighbour",
         f"Images by 1 - cosine to their nearest neighbour. Left of the dashed line, at a cosine of "
         f"{found.threshold.cosine:.6f}, are near-duplicates.",
         [Series("images", x, y), Series("threshold", [cut, cut], [0.0, float(counts.max())], dashed=True)],
-        "1 - cosine",
+        "logarithm (base 10) of 1 - cosine",
         "images",
-        log_x=True,
         from_zero=True,
     )
     return [chart]
@@ -99,18 +98,20 @@ def _duplicates(found: Curation, pictures: Mapping[int, np.ndarray]) -> Section:
     text += ", most alike first; all of them are in duplicates.csv."
     groups = [_group(number, group, pictures) for number, group in enumerate(found.groups[:MOST_GROUPS], 1)]
     nothing = [paragraph("There are none.", class_="missing")]
-    return Section("duplicates", "Near-duplicates", [figure(charts[0]), paragraph(text), *(groups or nothing)], charts)
+    shown_groups = [tag("div", groups, class_="groups")] if groups else nothing
+    return Section("duplicates", "Near-duplicates", [figure(charts[0]), paragraph(text), *shown_groups], charts)
 
 
 def _group(number: int, group: list[Scored], pictures: Mapping[int, np.ndarray]) -> Html:
-    more = "" if len(group) <= MOST_MEMBERS else f", of which {MOST_MEMBERS} are shown"
-    splits, classes = ({getattr(member, key) for member in group} for key in ("split", "name"))
-    notes = [
-        ", in more than one split" if len(splits) > 1 else "",
-        ", in more than one class" if len(classes) > 1 else "",
-    ]
-    title = tag("h3", f"Group {number}: {len(group):,} images{more}{''.join(notes)}")
-    return tag("div", title, tag("div", [_member(member, pictures) for member in group[:MOST_MEMBERS]], class_="tiles"))
+    title = f"{number}: {len(group):,} images"
+    if len(group) > MOST_MEMBERS:
+        title += f", of which {MOST_MEMBERS} are shown"
+    for what, values in (("splits", {m.split for m in group}), ("classes", {m.name for m in group})):
+        if len(values) > 1:
+            title += f", {len(values)} {what}"
+    tiles = [_member(member, pictures, digits=6) for member in group[:MOST_MEMBERS]]
+    wide = "wide" if len(tiles) > PAIR else None
+    return tag("div", tag("h3", title), tag("div", tiles, class_="tiles"), class_=wide)
 
 
 def _outliers(found: Curation, pictures: Mapping[int, np.ndarray]) -> Section:
@@ -133,8 +134,8 @@ def _subset(chosen: list[Scored], pictures: Mapping[int, np.ndarray]) -> Section
     return Section("subset", "Diverse subset", [paragraph(text), tag("div", tiles, class_="tiles")])
 
 
-def _member(member: Scored, pictures: Mapping[int, np.ndarray]) -> Html:
-    return _tile(pictures[member.place], member.path, member.name, f"{member.score:.4f}")
+def _member(member: Scored, pictures: Mapping[int, np.ndarray], digits: int = 4) -> Html:
+    return _tile(pictures[member.place], member.path, member.name, f"{member.score:.{digits}f}")
 
 
 def _tile(picture: np.ndarray, path: str, name: str, note: str) -> Html:
