@@ -3,10 +3,10 @@
     python benchmarks/curation.py PHOTOS [--out FILE] [--page FOLDER] [--epochs N]
 
 Beside the photos (any folder of image files) are planted: photos encoded again as JPEG of quality 70; photos cropped by
-2 to 5 % on each side; outliers that are no photos (noise, stripes, checks, rings, pages of text). Two networks: one with
-random weights, and the same after a short TiCo pretraining on these very images. Recall is exact. Photos may be near
-duplicates of each other already, so precision is a lower bound: of the images in groups, those in a group with a planted
-pair. What is found among the photos without anything planted is counted too.
+2 to 5 % on each side; outliers that are no photos (noise, stripes, checks, rings, pages of text). Two networks: one
+with random weights, and the same after a short TiCo pretraining on these very images. Recall is exact. Photos may be
+near-duplicates of each other already, so precision is a lower bound: of the images in groups, those in a group with a
+planted pair. What is found among the photos without anything planted is counted too.
 """
 
 import argparse
@@ -35,17 +35,18 @@ from tico_ssl.results.run_folder import environment
 ENCODED, CROPPED, ODD = 100, 50, 20
 SIDE = 112  # pixels of what is drawn
 BACKBONE = "tico/resnet18-w16"
-PIXELS = 64  # that a network sees
+PIXELS = 32  # that a network sees
 SETTINGS = {
     "backbone.name": BACKBONE,
     "data.image_size": PIXELS,
     "views": "symmetric-small",
+    "training.precision": "fp32",
     "training.knn_every_epochs": 0,
 }
 
 
 def planted(photos: Path, folder: Path) -> dict[str, list[str]]:
-    """Copy photos into a folder and plant into it; for each kind the planted files, whose originals have their number."""
+    """Copy photos into a folder and plant into it; for each kind the planted files, numbered as their originals."""
     files = sorted(file for file in photos.rglob("*") if file.suffix.lower() in SUFFIXES)
     folder.mkdir(parents=True)
     for number, file in enumerate(files):
@@ -108,6 +109,7 @@ def network(here: Path, epochs: int) -> Path:
 
 
 def number_of(path: str) -> str:
+    """The number of a photo, also in the name of its copy."""
     return path.partition("-")[2].partition(".")[0]
 
 

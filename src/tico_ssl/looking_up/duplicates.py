@@ -18,17 +18,23 @@ def chosen_threshold(nearest: Tensor) -> Threshold:
     """From the cosine of every image to its nearest neighbour.
 
     The distance, 1 - cosine, to the nearest of many points has a Weibull distribution: P(distance < d) = 1 - exp(-(d /
-    scale)^shape). The median and the upper quartile determine both numbers, and are those of ordinary images as long as
-    images with a copy are a minority: these have the smallest distances. The threshold is the distance below which one
-    ordinary image in a thousand would have its nearest neighbour:
+    scale)^shape). The median and the upper quartile determine both numbers; images with a copy, which have the smallest
+    distances, move them little. The threshold is the distance below which one ordinary image in a thousand would have
+    its nearest neighbour:
 
         log d = median - (upper quartile - median) * log2(ln 2 / RARE), quartiles being those of log distances
+
+    Without the images below it, the same is done again, until there are none.
     """
-    distances = (1 - nearest.double()).clamp_min(CLOSEST).log()
-    middle, upper = (float(value) for value in distances.quantile(torch.tensor([0.5, 0.75], dtype=torch.float64)))
-    cut = math.exp(middle - (upper - middle) * math.log2(math.log(2) / RARE))
-    rule = f"of ordinary images, {RARE:.1%} would be so near to their nearest neighbour"
-    return Threshold(1 - max(cut, CLOSEST), rule)
+    ordinary = (1 - nearest.double()).clamp_min(CLOSEST).log()
+    while True:
+        middle, upper = (float(value) for value in ordinary.quantile(ordinary.new_tensor([0.5, 0.75])))
+        cut = middle - (upper - middle) * math.log2(math.log(2) / RARE)
+        if not (ordinary < cut).any():
+            break
+        ordinary = ordinary[ordinary >= cut]
+    rule = f"{RARE:.1%} of ordinary images would be so near to their nearest neighbour"
+    return Threshold(1 - max(math.exp(cut), CLOSEST), rule)
 
 
 @torch.no_grad()
