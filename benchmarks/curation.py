@@ -1,6 +1,6 @@
 """How well `tico curate` finds planted near-duplicates and outliers among photos.
 
-    python benchmarks/curation.py PHOTOS [--out FILE] [--page FOLDER] [--epochs N]
+    python benchmarks/curation.py PHOTOS [--limit N] [--epochs N] [--out FILE] [--page FOLDER]
 
 Beside the photos (any folder of image files) are planted: photos encoded again as JPEG of quality 70; photos cropped by
 2 to 5 % on each side; outliers that are no photos (noise, stripes, checks, rings, pages of text). Two networks: one
@@ -45,9 +45,11 @@ SETTINGS = {
 }
 
 
-def planted(photos: Path, folder: Path) -> dict[str, list[str]]:
+def planted(photos: Path, folder: Path, limit: int) -> dict[str, list[str]]:
     """Copy photos into a folder and plant into it; for each kind the planted files, numbered as their originals."""
     files = sorted(file for file in photos.rglob("*") if file.suffix.lower() in SUFFIXES)
+    count = min(limit, len(files))
+    files = [files[place * len(files) // count] for place in range(count)]
     folder.mkdir(parents=True)
     for number, file in enumerate(files):
         shutil.copy(file, folder / f"photo-{number:05}{file.suffix}")
@@ -148,6 +150,7 @@ def main() -> None:
     """Print one JSON line for each network."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("photos", type=Path)
+    parser.add_argument("--limit", type=int, default=10**9, help="so many of the photos, evenly spaced")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--page", type=Path, help="keep the tables and pages in this folder")
     parser.add_argument("--epochs", type=int, default=2)
@@ -157,7 +160,7 @@ def main() -> None:
     ]
     with tempfile.TemporaryDirectory() as temporary:
         here = Path(temporary)
-        names = planted(arguments.photos, here / "photos")
+        names = planted(arguments.photos, here / "photos", arguments.limit)
         plain = here / "plain"
         plain.mkdir()
         for file in (here / "photos").glob("photo-*"):

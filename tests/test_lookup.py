@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import sys
+import threading
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tico_ssl.features.extraction import extract
 from tico_ssl.features.feature_store import FeatureStore
 from tico_ssl.features.subjects import open_subject
 from tico_ssl.features.tables import WRITERS
-from tico_ssl.looking_up import duplicates, outliers
+from tico_ssl.looking_up import duplicates, index, outliers
 from tico_ssl.looking_up.coverage import k_centre, medoid
 from tico_ssl.looking_up.curating import curate
 from tico_ssl.looking_up.duplicates import chosen_threshold, groups
@@ -223,6 +224,32 @@ def test_search_is_brute_force_and_quick_the_second_time(model, photos, tmp_path
     monkeypatch.setattr(feature_store, "feature_batches", None)  # would be called to compute anything
     assert search(model, str(photos), asked, top=5) == found
     assert len(search(model, str(photos), asked[:1], top=1000)[0].matches) == 39
+
+
+def test_two_searches_at_once_compute_once(model, photos, tmp_path, monkeypatch, capsys):
+    """The second waits for what the first computes, and reads it."""
+    query, other = photos / "train" / "ants" / "01.png", tmp_path / "other"
+    (other / "a").mkdir(parents=True)
+    for number in range(3):
+        smooth(200 + number).save(other / "a" / f"{number}.png")
+    inside, go_on, fill = threading.Event(), threading.Event(), feature_store.fill
+
+    def slowly(*given, **named):
+        inside.set()
+        go_on.wait(20)
+        fill(*given, **named)
+
+    monkeypatch.setattr(index, "fill", slowly)
+    monkeypatch.setattr(index, "PATIENCE", 0.05)
+    monkeypatch.setattr(index.time, "sleep", lambda seconds: go_on.set())
+    found = []
+    first = threading.Thread(target=lambda: found.append(search(model, str(other), [query], top=3)))
+    first.start()
+    assert inside.wait(20)
+    found.append(search(model, str(other), [query], top=3))
+    first.join()
+    assert found[0] == found[1] and len(found[0][0].matches) == 3
+    assert "another command computes these features" in capsys.readouterr().out
 
 
 def line_of(capsys, *words) -> str:

@@ -13,7 +13,7 @@ ModelArgument = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="A run folder, a backbone file, or a model: torchvision/resnet50."),
 ]
-ImagesArgument = Annotated[list[str], typer.Argument(metavar="DATA...", help=f"{DATA_FORMS}.")]
+ImagesArgument = Annotated[list[str], typer.Argument(metavar="DATA", help=f"{DATA_FORMS}.")]
 WeightsOption = Annotated[
     str | None, typer.Option(help="Weights of a model by name (.safetensors, .pth); by default random.")
 ]
@@ -56,7 +56,7 @@ def search(
     model: ModelArgument,
     data: ImagesArgument,
     query: Annotated[list[str] | None, typer.Option(help="Image to look for. Repeatable.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="Number of images to find for each query.")] = 12,
+    top: Annotated[int, typer.Option(help="Number of images to find for each query.")] = 12,
     out: Annotated[
         str | None, typer.Option(help="Folder for a page, a contact sheet and a table; by default the terminal only.")
     ] = None,
@@ -85,13 +85,11 @@ def curate(
     out: Annotated[str, typer.Option(help="Folder for the page, its figure and the tables.")] = "curated",
     threshold: Annotated[
         float | None,
-        typer.Option(
-            min=-1, max=1, help="Cosine from which images are near-duplicates; by default from nearest neighbours."
-        ),
+        typer.Option(help="Cosine from which images are near-duplicates, -1 to 1; by default from nearest neighbours."),
     ] = None,
-    neighbours: Annotated[int, typer.Option(min=1, help="Neighbours whose mean distance is the outlier score.")] = 10,
+    neighbours: Annotated[int, typer.Option(help="Neighbours whose mean distance is the outlier score.")] = 10,
     subset: Annotated[
-        int | None, typer.Option(min=1, help="Also choose so many images that cover all; by default none.")
+        int | None, typer.Option(help="Also choose so many images that cover all; by default none.")
     ] = None,
     weights: WeightsOption = None,
     split: SplitOption = "all",

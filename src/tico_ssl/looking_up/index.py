@@ -1,6 +1,7 @@
 """The features of a set of images, each of length one, in the cache: the second search begins at once."""
 
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,13 +12,16 @@ from torch import Tensor
 
 from tico_ssl.data.sources import shown
 from tico_ssl.features.album import Album, open_album
-from tico_ssl.features.feature_store import FLOAT, fill, opened_store, store_key
+from tico_ssl.features.feature_store import FLOAT, FeatureStore, fill, opened_store, store_key
 from tico_ssl.features.subjects import Subject
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.runtime import cache_folder
 from tico_ssl.runtime.device import autocast
 from tico_ssl.runtime.errors import refusal
+from tico_ssl.runtime.locks import InUse
 from tico_ssl.runtime.progress import say
+
+PATIENCE = 0.5  # seconds between two looks whether another command is done
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,25 @@ def opened_index(
     with ExitStack() as stack:
         folder = _cached(stack, key, what, len(album) * backbone.width * FLOAT) if images else None
         folder = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tico-")))
-        store = stack.enter_context(opened_store(folder, key, backbone.width))
-        fill(store, album, backbone, device, dtype, unit=True)
+        store = _filled(folder, key, album, backbone, device, dtype)
         yield Index(album, store.places(), store.matrix(), store.bad)
+
+
+def _filled(
+    folder: Path, key: str, album: Album, backbone: Backbone, device: torch.device, dtype: torch.dtype
+) -> FeatureStore:
+    """A store with the features of all images. If another command computes them, they are waited for."""
+    said = False
+    while True:
+        try:
+            with opened_store(folder, key, backbone.width) as store:
+                fill(store, album, backbone, device, dtype, unit=True)
+                return store
+        except InUse as error:
+            if not said:
+                say(f"{error}; waiting for it")
+            said = True
+            time.sleep(PATIENCE)
 
 
 def _cached(stack: ExitStack, key: str, what: str, size: int) -> Path | None:
