@@ -10,7 +10,7 @@ from tico_ssl.looking_up.findings import Threshold
 from tico_ssl.runtime.progress import track
 
 ROWS, COLUMNS = 1_024, 4_096  # of a block of cosines
-RARE = 0.001  # share of ordinary images whose nearest neighbour is taken for a copy
+RARE = 0.005  # share of ordinary images whose nearest neighbour is taken for a copy
 CLOSEST = 1e-6  # cosine distance: nearer ones are the same but for rounding
 
 
@@ -19,8 +19,8 @@ def chosen_threshold(nearest: Tensor) -> Threshold:
 
     The distance, 1 - cosine, to the nearest of many points has a Weibull distribution: P(distance < d) = 1 - exp(-(d /
     scale)^shape). The median and the upper quartile determine both numbers; images with a copy, which have the smallest
-    distances, move them little. The threshold is the distance below which one ordinary image in a thousand would have
-    its nearest neighbour:
+    distances, move them little. The threshold is the distance below which one ordinary image in 200 would have its
+    nearest neighbour:
 
         log d = median - (upper quartile - median) * log2(ln 2 / RARE), quartiles being those of log distances
 
