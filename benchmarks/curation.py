@@ -12,7 +12,6 @@ planted pair. What is found among the photos without anything planted is counted
 import argparse
 import json
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -155,9 +154,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="keep the tables and pages in this folder")
     parser.add_argument("--epochs", type=int, default=2)
     arguments = parser.parse_args()
-    lines: list[dict[str, Any]] = [
-        {"machine": environment(), "threads": torch.get_num_threads(), "command": " ".join(sys.argv)}
-    ]
+    lines: list[dict[str, Any]] = [{"machine": environment(), "threads": torch.get_num_threads()}]
     with tempfile.TemporaryDirectory() as temporary:
         here = Path(temporary)
         names = planted(arguments.photos, here / "photos", arguments.limit)
