@@ -29,10 +29,9 @@ def embed(
 ) -> Path:
     """Write features, paths, splits and labels (if any) of images as .npz, .npy, .csv, .parquet or .pt.
 
-    `run` is a run folder, a backbone file, or a model by name with a file of its `weights`. Features are computed in
-    blocks, kept in a folder beside `out` until all are there: if this is killed, the same call continues. With `bf16`
-    they are computed in bf16, with `normalise` divided by their length.
-    """
+    `run` is a run folder, a backbone file, or a model by name with a file of its `weights`. Features are kept in a
+    folder beside `out` until all are there: if this is killed, the same call continues. With `bf16` they are computed
+    in bf16, with `normalise` divided by their length."""
     out = Path(out).expanduser()
     _require_writable(out)
     require_split(split)

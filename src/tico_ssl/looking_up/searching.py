@@ -49,11 +49,9 @@ def search(
     images = [_decoded(query, subject.backbone.config.channels) for query in queries]
     asked = features_of(images, subject.backbone, device, dtype)
     with opened_index(subject, device, split, dtype) as index:
-        near = nearest(index.rows, asked, top, device=device)
-        found = [
-            Found(str(query), scored(index, rows, cosines))
-            for query, rows, cosines in zip(queries, near.places.tolist(), near.cosines.tolist(), strict=True)
-        ]
+        cosines, rows = (found.tolist() for found in nearest(index.rows, asked, top, device=device))
+        matches = [scored(index, *near) for near in zip(rows, cosines, strict=True)]
+        found = [Found(str(query), near) for query, near in zip(queries, matches, strict=True)]
         if index.bad:
             say(f"{len(index.bad):,} of {len(index.album):,} images cannot be read (`tico data check`)")
         if out is not None:
