@@ -16,6 +16,7 @@ from tico_ssl.data.checking import check
 from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.sources import open_source
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.json_lines import read_json_lines
 
 
 def noise(seed, height=24, width=20):
@@ -85,6 +86,8 @@ def test_features_leave_bad_files_out_with_their_labels(tmp_path, tiny, folder):
         assert len(archive["names"]) == len(archive["features"]) == len(archive["labels"]) == 40
         for name, label in zip(archive["names"], archive["labels"]):
             assert label == (0 if name.startswith("cats") else 1)
+    named = read_json_lines(tmp_path / "features.npz.bad_files.jsonl")
+    assert {line["file"] for line in named} == BAD and all(line["reason"] for line in named)
     numbers = evaluate(run.folder, "knn", data=str(folder)).numbers
     assert 0 <= numbers["trained"]["top1_k20"] <= 100
 

@@ -24,7 +24,8 @@ from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import load_backbone, save_backbone
 from tico_ssl.results.run_folder import create_run
 
-VERBS = ["pretrain", "evaluate", "embed", "export", "finetune", "predict", "study", "bench", "list", "describe"]
+VERBS = ["pretrain", "evaluate", "embed", "search", "curate", "export", "finetune", "predict"]
+VERBS += ["study", "bench", "list", "describe"]
 CATALOGUES = ["recipes", "studies", "methods", "views", "data", "backbones", "evaluations", "exporting"]
 TINY = [
     "training.epochs=1",
@@ -318,9 +319,9 @@ def test_embed_writes_features_with_names_and_labels(here, run, tico):
         assert table["labels"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
     tico("embed", run, "--out", "f.csv")
     header, *rows = (here / "f.csv").read_text().splitlines()
-    assert header.startswith("filename,label,feature_0,")
+    assert header.startswith("path,split,label,class,feature_0,")
     assert len(rows) == 12
-    assert rows[0].startswith("a/0.png,0,")
+    assert rows[0].startswith("a/0.png,train,0,a,")
 
 
 def test_evaluate_says_what_it_wrote(here, run, tico):

@@ -184,7 +184,7 @@ def test_labels_that_are_not_there_are_asked_for(run, folder_of_images, tmp_path
     assert evaluate(run.folder, "rankme", data=str(flat)).numbers["trained"]["rankme"] >= 1
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".csv", ".parquet"])
+@pytest.mark.parametrize("suffix", [".npz", ".npy", ".csv", ".parquet", ".pt"])
 def test_embed_writes_features_with_names(run, folder_of_images, tmp_path, suffix):
     if suffix == ".parquet":
         pytest.importorskip("pyarrow")
@@ -192,17 +192,21 @@ def test_embed_writes_features_with_names(run, folder_of_images, tmp_path, suffi
     if suffix == ".npz":
         with np.load(out) as archive:
             names, labels, features = archive["names"].tolist(), archive["labels"], archive["features"]
-    elif suffix == ".csv":
-        header, *rows = [line.split(",") for line in out.read_text().splitlines()]
-        assert header[:3] == ["filename", "label", "feature_0"]
-        names, labels = [row[0] for row in rows], [int(row[1]) for row in rows]
-        features = np.array([[float(value) for value in row[2:]] for row in rows])
+    elif suffix in (".csv", ".npy"):
+        header, *rows = [line.split(",") for line in out.with_suffix(".csv").read_text().splitlines()]
+        assert header[:5] == ["path", "split", "label", "class", "feature_0"][: 5 if suffix == ".csv" else 4]
+        assert rows[0][1:4] == ["train", "0", "cats"]
+        names, labels = [row[0] for row in rows], [int(row[2]) for row in rows]
+        features = np.load(out) if suffix == ".npy" else np.array([[float(value) for value in row[4:]] for row in rows])
+    elif suffix == ".pt":
+        table = torch.load(out, weights_only=True)
+        names, labels, features = table["paths"], table["labels"].tolist(), table["features"].numpy()
     else:
         import pyarrow.parquet
 
         table = pyarrow.parquet.read_table(out).to_pydict()
-        names, labels = table["filename"], table["label"]
-        features = np.stack([table[f"feature_{i}"] for i in range(32)], axis=1)
+        assert [*table] == ["path", "split", "label", "class", "features"]
+        names, labels, features = table["path"], table["label"], np.array(table["features"])
     assert names[0] == "cats/1.png"
     assert list(labels) == [0] * 6 + [1] * 6
     backbone = load_backbone(run.folder)
@@ -210,18 +214,22 @@ def test_embed_writes_features_with_names(run, folder_of_images, tmp_path, suffi
     assert np.allclose(features[3], expected.detach().numpy(), atol=1e-5)
 
 
-def test_large_photographs_are_embedded_from_what_the_network_sees_of_them(run, tmp_path):
+def test_large_photographs_are_embedded_as_preprocess_has_them(run, tmp_path):
+    """Decoded in full, where evaluations make do with a fraction."""
     assert needed_side(build_backbone(BackboneConfig(name="tico/resnet10-w4"), 224)) == 256
     noise = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     for number in range(2):
         Image.fromarray(noise).resize((160, 120)).save(tmp_path / f"{number}.jpg")
     out = embed(run.folder, data=str(tmp_path), out=tmp_path / "features.npz")
     backbone = load_backbone(run.folder)
-    reduced = decode(tmp_path / "0.jpg", shorter=19)  # of which 16 are seen
-    assert reduced.shape == (3, 30, 40)
+    assert decode(tmp_path / "0.jpg", shorter=19).shape == (3, 30, 40)  # of which 16 are seen
     with np.load(out) as archive:
-        expected = backbone(backbone.preprocess([reduced])).detach().numpy()
+        expected, reduced = (
+            backbone(backbone.preprocess([image])).detach().numpy()
+            for image in (tmp_path / "0.jpg", decode(tmp_path / "0.jpg", shorter=19))
+        )
         assert np.allclose(archive["features"][0], expected, atol=1e-5)
+        assert not np.allclose(archive["features"][0], reduced, atol=1e-5)
 
 
 def test_a_part_of_a_packed_file_gives_its_own_features(tmp_path):
@@ -294,11 +302,11 @@ def test_embed_writes_a_column_for_every_class(run, several_labels, tmp_path, su
             assert np.array_equal(archive["labels"], labels)
     elif suffix == ".csv":
         header, *rows = [line.split(",") for line in out.read_text().splitlines()]
-        assert header[:5] == ["filename", *names, "feature_0"]
-        assert [[int(value) for value in row[1:4]] for row in rows] == labels.tolist()
+        assert header[:6] == ["path", "split", *names, "feature_0"]
+        assert [[int(value) for value in row[2:5]] for row in rows] == labels.tolist()
     else:
         import pyarrow.parquet
 
         table = pyarrow.parquet.read_table(out)
-        assert table.column_names[:5] == ["filename", *names, "feature_0"]
+        assert table.column_names == ["path", "split", *names, "features"]
         assert np.array_equal(np.stack([table[name].to_numpy() for name in names], axis=1), labels)

@@ -16,17 +16,20 @@ import tico_ssl
 from faults import FAULTS
 from tico_ssl import evaluate
 from tico_ssl.cli import main
+from tico_ssl.data.source import Source
 from tico_ssl.evaluations._context import _finished
 from tico_ssl.exporting._snippets import write_state_dict
 from tico_ssl.features import cache
-from tico_ssl.features.embedding import WRITERS, Table
+from tico_ssl.features.album import Album, Part
 from tico_ssl.features.extraction import Extracted
+from tico_ssl.features.tables import Table, write_table
 from tico_ssl.networks.storage import load_backbone
 from tico_ssl.results.formats import as_csv, safe_cell
 from tico_ssl.results.run_folder import Run
 from tico_ssl.results.table import Cell, Sheet
 from tico_ssl.runtime.errors import UserError, memory_advice, one_line
 from tico_ssl.runtime.json_lines import append_json_line, parsed_lines, read_json_lines, sealed, write_json_lines
+from tico_ssl.runtime.printing import printable
 
 
 def permissions() -> int:
@@ -112,6 +115,7 @@ OUTPUTS = {
     "features.npz": ("embed", "RUN", "--out", "OUT"),
     "features.csv": ("embed", "RUN", "--out", "OUT"),
     "features.parquet": ("embed", "RUN", "--out", "OUT"),
+    "features.pt": ("embed", "RUN", "--out", "OUT"),
     "table.csv": ("compare", "RUN", "--out", "OUT"),
     "preview.png": ("data", "preview", "IMAGES", "--out", "OUT", "--count", "4"),
     "bad.jsonl": ("data", "check", "IMAGES", "--out", "OUT"),
@@ -228,12 +232,14 @@ def read_back(text: str) -> str:
 
 def test_cells_that_look_like_formulas_are_written_as_text(tmp_path):
     file = tmp_path / "features.csv"
-    labels = torch.tensor([[1, -1]] * len(FORMULAS)).numpy()
-    WRITERS[".csv"](file, Table(FORMULAS, labels, ("=a", "b"), torch.full((len(FORMULAS), 1), -0.5).numpy()))
+    count, labels = len(FORMULAS), torch.tensor([[1, -1]] * len(FORMULAS))
+    source = Source("images", count, torch.zeros, labels=labels, classes=("=a", "b"), names=FORMULAS.__getitem__)
+    album = Album((Part("train", source),))
+    write_table(Table(album, torch.arange(count), torch.full((count, 1), -0.5)), file)
     with file.open(newline="") as opened:
         rows = list(csv.DictReader(opened))
-    assert [row["filename"][0] for row in rows] == ["'"] * 6 + ["p", "1"]
-    assert [read_back(row["filename"]) for row in rows] == FORMULAS
+    assert [row["path"][0] for row in rows] == ["'"] * 4 + ["\\", "'", "p", "1"]
+    assert [read_back(row["path"]) for row in rows] == [printable(text) for text in FORMULAS]
     assert {row["feature_0"] for row in rows} == {"-0.5"}  # numbers are numbers
     sheet = Sheet(["run", "=gain"], [[Cell(text), Cell("-1.5", -1.5)] for text in FORMULAS], [])
     lines = list(csv.reader(as_csv(sheet).splitlines()))

@@ -39,6 +39,7 @@ ROOMS = (
     "report",
     "classifying",
     "exporting",
+    "looking_up",
     "integrations",
 )
 ABOVE = {"", "__main__", "cli", "listing", "theory"}  # what stands beside the rooms

@@ -1,4 +1,4 @@
-"""Verbs that compute: pretrain, replay, evaluate, embed, study, bench."""
+"""Verbs that compute: pretrain, replay, evaluate, study, bench."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +10,6 @@ from tico_ssl.cli._app import (
     RECIPE_WORDS,
     BF16Option,
     DataOption,
-    RunArgument,
     app,
     changes_of,
     exit_code,
@@ -164,20 +163,6 @@ def evaluate(
         say(f"next       tico evaluate {subject} all{''.join(f' --data {place}' for place in data or [])}")
     elif Path(subject).expanduser().is_dir():
         say(f"next       tico report {subject}")
-
-
-@app.command()
-def embed(
-    run: RunArgument,
-    data: DataOption = None,
-    out: Annotated[str, typer.Option(help="File to write: .npz, .csv or .parquet.")] = "features.npz",
-    bf16: BF16Option = False,
-) -> None:
-    """Extract the features of images. They are written with file names and labels."""
-    from tico_ssl.features.embedding import embed as write
-    from tico_ssl.runtime.progress import say
-
-    say(f"wrote {write(run, data, out, bf16)}")
 
 
 @app.command()

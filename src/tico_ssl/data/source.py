@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tico_ssl.data.depth import Scaling
 
-Split = Literal["train", "test"]
+Split = Literal["train", "test", "val"]  # val is asked of folders that have one, and of nothing else
 T = TypeVar("T")
 
 

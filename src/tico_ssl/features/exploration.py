@@ -17,8 +17,6 @@ from sklearn.manifold import TSNE
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
-from tico_ssl.data.bad_files import attempts
-from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.given import Given
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import required, shown
@@ -30,6 +28,7 @@ from tico_ssl.features.picture import MOST_COLOURS, NEIGHBOURS, VOTERS, Images, 
 from tico_ssl.features.settings import Voters
 from tico_ssl.features.splits import splits
 from tico_ssl.features.subjects import Subject, open_subject
+from tico_ssl.features.thumbnails import smallest_side, thumbnails
 from tico_ssl.runtime.device import choose_device, tune_process
 from tico_ssl.runtime.printing import printable
 
@@ -38,7 +37,6 @@ BANK = 10_000  # training images in the kNN bank, where their features have to b
 EVALUATED_BANK = 200_000  # and where an evaluation has cached them
 LANDMARKS = 4_000  # points that t-SNE arranges; 10,000 would take it minutes
 CLUSTERS = 12
-THREADS = 4  # that decode thumbnails
 
 
 def picture_of(
@@ -153,34 +151,6 @@ def _joined(parts: Sequence[Images]) -> Images:
         np.concatenate(labels) if len(labels) == len(parts) else None,
         np.concatenate([part.thumbnails for part in parts]),
     )
-
-
-def smallest_side(sources: Sequence[Source], most: int) -> int:
-    """Side of thumbnails in pixels: small images keep their size, since a browser enlarges them just as well."""
-    return min([most, *(min(source.images.shape[-2:]) for source in sources if source.images is not None)])
-
-
-def thumbnails(source: Source, places: Tensor, side: int) -> np.ndarray:
-    """The central squares of images (n, side, side, 3); an image that cannot be read is black."""
-    if source.images is not None:
-        parts = [_squares(source.take(part), side) for part in places.split(1024)]
-    else:
-        found = attempts(source, places.tolist(), THREADS)
-        parts = [_squares((torch.zeros(3, side, side) if isinstance(x, BadImage) else x)[None], side) for x in found]
-    return np.concatenate(parts) if parts else np.zeros((0, side, side, 3), dtype=np.uint8)
-
-
-def _squares(images: Tensor, side: int) -> np.ndarray:
-    """As (n, side, side, 3) bytes. Of more than three channels the first three; of fewer the first, as grey."""
-    images = images if images.is_floating_point() else images / 255
-    images = images[:, :3] if images.shape[1] >= 3 else images[:, :1].expand(-1, 3, -1, -1)
-    height, width = images.shape[-2:]
-    short = min(height, width)
-    top, left = (height - short) // 2, (width - short) // 2
-    images = images[..., top : top + short, left : left + short]
-    if short != side:
-        images = F.interpolate(images, size=(side, side), mode="bilinear", antialias=True)
-    return (images.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy()
 
 
 def clusters(features: np.ndarray) -> np.ndarray:

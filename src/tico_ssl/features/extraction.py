@@ -82,20 +82,34 @@ def extract_all(
         return [extract(backbone, source, device, label, whole, dtype) for backbone in backbones]
     gathered = [_Rows() for _ in backbones]
     places: list[int] = []
-    with _evaluating(backbones, device):
-        made = image_batches(source, backbones[0], device, whole)
-        for images, at in track(made, len(source), label, "images", _size):
-            for backbone, rows in zip(backbones, gathered, strict=True):
-                with autocast(device, dtype):
-                    features = backbone(images)
-                rows.add(features.to(images.dtype))
-            places += at
+    for features, at in feature_batches(backbones, source, device, label, whole, dtype):
+        for batch, rows in zip(features, gathered, strict=True):
+            rows.add(batch)
+        places += at
     if not places:
         raise UserError(f"{source.name}: none of the {len(source)} images can be read")
     found = [Extracted(rows.all(), torch.tensor(places)) for rows in gathered]
     for backbone, one in zip(backbones, found, strict=True):
-        _require_finite(backbone, one.features)
+        require_finite(backbone, one.features)
     return found
+
+
+@torch.no_grad()
+def feature_batches(
+    backbones: Sequence[Backbone],
+    source: Source,
+    device: torch.device,
+    label: str | None = None,
+    whole: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Iterator[tuple[list[Tensor], list[int]]]:
+    """Features of one batch after the other on the device, under every backbone, and the indices of its images."""
+    with _evaluating(backbones, device):
+        made = image_batches(source, backbones[0], device, whole)
+        for images, at in track(made, len(source), label, "images", _size):
+            with autocast(device, dtype):
+                features = [backbone(images) for backbone in backbones]
+            yield [one.to(images.dtype) for one in features], at
 
 
 def _input(backbone: Backbone) -> tuple[object, ...]:
@@ -142,7 +156,8 @@ class _Rows:
             self._waiting.clear()
 
 
-def _require_finite(backbone: Backbone, features: Tensor) -> None:
+def require_finite(backbone: Backbone, features: Tensor) -> None:
+    """Refuse features that are not numbers."""
     if bad := int((~features.isfinite().all(dim=1)).sum()):
         raise UserError(
             f"{backbone.config.name} returns non-finite features for {bad} of {len(features)} images: "

@@ -8,10 +8,12 @@ from pathlib import Path
 from tico_ssl.config.sections import BACKBONE_LIBRARIES
 from tico_ssl.data.given import Given, as_source, require_data
 from tico_ssl.results.run_folder import Run, backbone_file, open_run
-from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.errors import UserError, suggestion
 
 MODELS = Path("runs") / "models"  # models from other libraries
 TRAINED, INITIAL, UNTRAINED, PIXELS = "trained", "initial", "untrained", "pixels"  # columns that every table may have
+ALL_SPLITS = "all"
+SPLITS = ("train", "val", "test", ALL_SPLITS)
 
 
 def is_model_name(run: str | Path) -> bool:
@@ -33,6 +35,21 @@ def require_subject(run: str | Path, data: Given | None) -> None:
         _require_images(run, data)
     else:
         require_backbone(run, data)
+
+
+def require_model(run: str | Path, data: Given | None, weights: str | Path | None) -> None:
+    """The same where a model by name may come with a file of its weights."""
+    if weights is not None and not is_model_name(run):
+        raise UserError(f"--weights goes with the name of a model, such as torchvision/resnet50, not with {run}")
+    if weights is not None and not Path(weights).expanduser().is_file():
+        raise UserError(f"{weights}: no such file")
+    require_subject(run, data)
+
+
+def require_split(split: str) -> None:
+    """Require the name of a split, or all."""
+    if split not in SPLITS:
+        raise UserError(f"split '{split}'{suggestion(split, SPLITS)}")
 
 
 def require_backbone(run: str | Path, data: Given | None) -> None:

@@ -73,6 +73,15 @@ def open_others(run: str | Path, against: Sequence[str | Path], subject: Subject
     return found
 
 
+def open_model(run: str | Path, data: Given | None, weights: str | Path | None = None) -> Subject:
+    """The same where a model by name may come with a file of its weights; without one, it is said that they are
+    random."""
+    subject = open_subject(run if weights is None else import_model(run, weights, data), data)
+    if not subject.trained:
+        say(f"{run} has random weights; --weights FILE gives it trained ones")
+    return subject
+
+
 def import_model(name: str | Path, weights: str | Path, data: Given | DataConfig | None) -> Path:
     """Write a model with weights from another library as a backbone file, which all evaluations accept."""
     if not is_model_name(name):

@@ -16,7 +16,8 @@ from tico_ssl.data.source import Source, Split
 from tico_ssl.runtime.errors import UserError
 
 RANK = 3  # matches any folder: more specific formats are tried first
-SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test", "val", "valid", "validation")}
+VALIDATION = ("val", "valid", "validation")
+SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test", *VALIDATION), "val": VALIDATION}
 
 
 def matches(place: str) -> bool:
@@ -56,6 +57,15 @@ def _image_files(folder: Path, channels: int) -> list[str]:
     return find_files(folder, SUFFIXES) or find_files(folder, {ARRAY_SUFFIX})
 
 
+def splits_in(root: Path) -> dict[Split, str]:
+    """The splits of a folder that contains nothing else, each with the name of its folder; none of other folders."""
+    inside = _subfolders(root)
+    if not _only_splits(inside):
+        return {}
+    own: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test",), "val": VALIDATION}
+    return {split: name for split, names in own.items() for name in [n for n in names if n in inside][:1]}
+
+
 def _labels_by_folder(files: list[str], folder: Path, classes: tuple[str, ...]) -> Tensor | None:
     if len(classes) < 2 or not all(os.sep in file for file in files):
         return None
@@ -83,7 +93,11 @@ def _split_folder(root: Path, split: Split) -> Path | None:
     inside = _subfolders(root)
     if {"Annotations", "JPEGImages"} <= inside:  # VOC's layout, whose other folders may hold masks
         return root / "JPEGImages" if split == "train" else None
-    names = {name for kind in SPLIT_FOLDERS.values() for name in kind}
-    if "train" not in inside or not inside <= names:  # a class may be called train
+    if not _only_splits(inside):
         return root if split == "train" else None
     return next((root / name for name in SPLIT_FOLDERS[split] if name in inside), None)
+
+
+def _only_splits(inside: set[str]) -> bool:
+    names = {name for kind in SPLIT_FOLDERS.values() for name in kind}
+    return "train" in inside and inside <= names  # a class may be called train
