@@ -36,7 +36,7 @@ lint: .venv/.installed-dev
 	touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,parquet,tiff]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,parquet,tiff,dicom,onnx,lightning,wandb,mlflow]"
 	touch $@
 
 clean:

@@ -6,7 +6,7 @@ import numpy as np
 
 from tico_ssl.classifying.scores import Verdicts
 from tico_ssl.data.source import Source
-from tico_ssl.features.exploration import smallest_side, thumbnails
+from tico_ssl.features.thumbnails import smallest_side, thumbnails
 from tico_ssl.report.atlas import image_url
 from tico_ssl.report.charts import Chart
 from tico_ssl.report.html import Html, tag
