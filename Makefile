@@ -14,7 +14,7 @@ demo: .venv/.installed
 	$(BIN)/tico report runs/demo
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-faults: .venv/.installed-dev
 	TICO_FAULTS=$${TICO_FAULTS:-20} $(BIN)/python -m pytest -m faults -s -rs

@@ -292,12 +292,12 @@ def test_checkpoints(tmp_path_factory, content):
 
 @fuzz(20, content=st.data())
 def test_weights_of_other_libraries(tmp_path_factory, content):
-    from tico_ssl.features.subjects import _read_state
+    from tico_ssl.networks.foreign import read_tensors
 
     stream = io.BytesIO()
     torch.save({"state_dict": {name: torch.zeros(3, 4) for name in string.ascii_lowercase}}, stream)
     place = written(tmp_path_factory.getbasetemp() / "weights", "x.pth", content.draw(damaged(stream.getvalue())))
-    clear("weights", lambda: _read_state(place))
+    clear("weights", lambda: read_tensors(place))
 
 
 # ------------------------------------------------------------------------------------------------ guided by coverage

@@ -142,7 +142,7 @@ def test_a_mismatch_is_an_error_unless_it_may_be(tmp_path):
     state = theirs.network.state_dict()
     del state["bn1.weight"]
     state["layer1.0.conv1.weight"] = torch.zeros(9, 9, 3, 3)
-    with pytest.raises(UserError, match=r"match tico/resnet10-w4: 'layer1.0.conv1.weight' is 9x9x3x3 -> .* 1 more"):
+    with pytest.raises(UserError, match=r"w4: 'layer1.0.conv1.weight' is 9x9x3x3 and must be .* 1 more"):
         start_from(ours, state, "x.pth")
     before = copy.deepcopy(ours.network.state_dict())
     result = start_from(ours, state, "x.pth", strict=False)

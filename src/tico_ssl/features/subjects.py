@@ -132,8 +132,8 @@ def _with_weights(name: str, config: DataConfig, path: Path) -> Backbone:
             if found.ignored:
                 say(f"{path.name}: {'; '.join(found.lines())}")
             return backbone
-    tensor, shapes = next(iter(found.unfit.items()))
-    raise UserError(f"{path}: '{tensor}' is {shapes} in {name} for {config.image_size} pixels")
+    tensor, (theirs, ours) = next(iter(found.unfit.items()))
+    raise UserError(f"{path}: '{tensor}' is {theirs}, and {name} for {config.image_size} pixels has {ours}")
 
 
 def data_config(run: str | Path, data: Given | DataConfig | None, backbone: Backbone) -> DataConfig:

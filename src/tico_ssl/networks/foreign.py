@@ -58,7 +58,7 @@ class Match:
     prefix: str
     found: Tensors
     adapted: dict[str, str]
-    unfit: dict[str, str]
+    unfit: dict[str, tuple[str, str]]
     missing: list[str]
     ignored: list[str]
 
@@ -73,11 +73,12 @@ class Match:
         under = f" under '{self.prefix}'" if self.prefix else ""
         lines = [f"loaded    {len(self.found)} of {total} tensors{under}"]
         lines += [f"adapted   {name} {how}" for name, how in self.adapted.items()]
-        lines += [f"unfit     {name} {how}; at random" for name, how in self.unfit.items()]
+        lines += [f"unfit     {name} {' -> '.join(shapes)}; at random" for name, shapes in self.unfit.items()]
         if self.missing:
             lines.append(f"missing   {_shown(self.missing)}; at random")
         if self.ignored:
-            lines.append(f"ignored   {_shown(_groups(self.ignored))} ({len(self.ignored)} tensors)")
+            names = [name.removeprefix(self.prefix) for name in self.ignored]
+            lines.append(f"ignored   {_shown(_groups(names))} ({len(names)} tensors)")
         return lines
 
 
@@ -88,14 +89,15 @@ def match(network: nn.Module, tensors: Tensors, adapt: bool = True) -> Match:
     names, prefix = _naming(network, wanted, tensors)
     first = next((f"{name}.weight" for name, part in network.named_modules() if isinstance(part, nn.Conv2d)), None)
     found: Tensors = {}
-    adapted, unfit, missing, used = dict[str, str](), dict[str, str](), list[str](), set[str]()
+    adapted, unfit, missing, used = dict[str, str](), dict[str, tuple[str, str]](), list[str](), set[str]()
     for name, value in wanted.items():
         theirs = tensors.get(prefix + names[name])
         if theirs is None:
             missing += [] if name.endswith(UNIMPORTANT) else [name]
             continue
         used.add(prefix + names[name])
-        change = f"{_shape(theirs)} -> {_shape(value)}"
+        shapes = _shape(theirs), _shape(value)
+        change = " -> ".join(shapes)
         if theirs.shape == value.shape:
             found[name] = theirs
         elif adapt and name == first and theirs.ndim == 4 and len(theirs) == len(value):
@@ -104,7 +106,7 @@ def match(network: nn.Module, tensors: Tensors, adapt: bool = True) -> Match:
         elif adapt and POSITIONS.search(name) and (positions := fitted_positions(theirs, value.shape)) is not None:
             found[name], adapted[name] = positions, f"{change} (position embeddings interpolated)"
         else:
-            unfit[name] = change
+            unfit[name] = shapes
     return Match(prefix, found, adapted, unfit, missing, sorted(set(tensors) - used))
 
 
@@ -115,7 +117,8 @@ def start_from(backbone: Backbone, tensors: Tensors, origin: str, strict: bool =
     if not result.found:
         raise UserError(f"{origin}: has no weights of {name}; its tensors are {_shown(_groups(tensors))}")
     if strict and not result.whole:
-        lacking = [*(f"'{key}' is {how}" for key, how in result.unfit.items()), *(f"no '{k}'" for k in result.missing)]
+        unfit = (f"'{key}' is {theirs} and must be {ours}" for key, (theirs, ours) in result.unfit.items())
+        lacking = [*unfit, *(f"no '{key}'" for key in result.missing)]
         more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
         hint = "--init-strict=false starts such tensors at random"
         raise UserError(f"{origin}: does not match {name}: {lacking[0]}{more}; {hint}")

@@ -141,15 +141,15 @@ def backbone_file(source: str | Path) -> Path:
     return path
 
 
-def admit(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -> None:
-    """Refuse a folder that must not be written to."""
+def admit(folder: Path, recipe: Recipe, resume: bool, overwrite: bool, longer: bool = True) -> None:
+    """Refuse a folder that must not be written to. Unless `longer`, a resumed run must not get more epochs."""
     if not folder.is_dir() and any(place.is_file() for place in (folder, *folder.parents)):
         raise UserError(f"{folder} is a file, not a folder")
     if not folder.exists() or _barely_begun(Run(folder)):
         return
     run = Run(folder)
     if resume and run.recipe_file.is_file():
-        _require_same(run.recipe(), as_begun(run, recipe), folder)
+        _require_same(run.recipe(), as_begun(run, recipe), folder, longer)
     elif not overwrite:
         raise UserError(
             f"{folder} exists: continue it with --resume, replace it with --overwrite, or choose another --out"
@@ -207,14 +207,14 @@ def _clear(run: Run) -> None:
     run.recipe_file.unlink()
 
 
-def _require_same(old: Recipe, new: Recipe, folder: Path) -> None:
+def _require_same(old: Recipe, new: Recipe, folder: Path, longer: bool) -> None:
     """A bitwise-identical resume needs the same recipe, except that a run may be trained longer."""
     before, after = flattened(old.model_dump(mode="json")), flattened(new.model_dump(mode="json"))
     changed = [
         f"{key} was {before.get(key)}, is {after.get(key)}"
         for key in sorted(before.keys() | after.keys())
         if _unnumbered(before.get(key)) != _unnumbered(after.get(key)) and not key.startswith(MAY_CHANGE)
-        if not (key == LONGER and before[key] < after[key])
+        if not (longer and key == LONGER and before[key] < after[key])
     ]
     if changed:
         more = f" (and {len(changed) - MOST_SHOWN} more)" if len(changed) > MOST_SHOWN else ""

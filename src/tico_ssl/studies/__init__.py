@@ -75,7 +75,8 @@ class Workshop:
         for job in jobs(workshop.study):
             if workshop.run_of(job).recipe_file.is_file() and workshop.timed(job.variant):
                 epochs = workshop.epochs(job.variant)
-                admit(folder / job.name, job.variant.load(job.seed, epochs), resume=True, overwrite=False)
+                recipe = job.variant.load(job.seed, epochs)
+                admit(folder / job.name, recipe, resume=True, overwrite=False, longer=False)  # rows must compare
         return workshop
 
     def timed(self, variant: Variant) -> bool:
