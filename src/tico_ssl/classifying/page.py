@@ -131,4 +131,5 @@ def _mistake(mistake: Mistake) -> Html:
         tag("div", f"labelled {truth}"),
         tag("div", tag("small", name)),
     ]
-    return tag("div", image, tag("div", words), class_="row")
+    beside = tag("div", words, style="min-width:0;overflow-wrap:anywhere")
+    return tag("div", image, beside, class_="row")
