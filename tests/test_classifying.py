@@ -21,10 +21,10 @@ from tico_ssl.classifying.journal import Batch, Journal
 from tico_ssl.classifying.place import classifier_file
 from tico_ssl.classifying.predict import predict
 from tico_ssl.classifying.scores import Verdicts, scores_of
-from tico_ssl.classifying.storage import network_of
 from tico_ssl.cli import app
 from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.evaluations._classification import training
+from tico_ssl.exporting._classifier import load_with_head
 from tico_ssl.features import batches
 from tico_ssl.features.linear import fit_probe
 from tico_ssl.features.settings import LinearConfig
@@ -124,9 +124,11 @@ def test_the_head_on_plain_features_is_the_fitted_one():
 
 
 def test_an_export_gets_all_that_the_input_needs(made):
-    module, size, mean, std, channels, classes = network_of(made.folder)
-    assert (size, len(mean), len(std), channels, classes) == (16, 3, 3, 3, tuple(sorted(COLOURS)))
-    assert module(torch.zeros(2, channels, size, size)).shape == (2, 3)
+    whole = load_with_head(made.folder)
+    size, channels = whole.image_size, whole.config.channels
+    assert (size, len(whole.mean), len(whole.std), channels) == (16, 3, 3, 3)
+    assert whole.classes == tuple(sorted(COLOURS))
+    assert whole(torch.zeros(2, channels, size, size)).shape == (2, 3)
 
 
 def test_a_damaged_or_other_file_is_refused(made, backbone, tmp_path):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tico_ssl.config.sections import DataConfig
-from tico_ssl.data.formats.folder import SPLIT_FOLDERS
+from tico_ssl.data.formats.folder import splits_in
 from tico_ssl.data.source import Source
 from tico_ssl.data.store import open_stored
 from tico_ssl.evaluations._classification.subsets import class_orders
@@ -39,13 +39,11 @@ def class_names(context: Context) -> tuple[str, ...]:
 def own_validation(context: Context, classes: tuple[str, ...]) -> Source | None:
     """The images of a folder val/ beside train/ and test/, which are there to choose by; None if there is none."""
     root = Path(context.data["source"]).expanduser()
-    if not all((root / name).is_dir() for name in ("train", "test")):
-        return None
-    folder = next((root / name for name in SPLIT_FOLDERS["test"][1:] if (root / name).is_dir()), None)
-    if folder is None:
+    names = splits_in(root) if root.is_dir() else {}
+    if not {"test", "val"} <= names.keys():
         return None
     like = next(iter(context.backbones.lazy.values())).like
-    found = open_stored(DataConfig(source=str(folder)), "train", like.config.channels, needed_side(like))
+    found = open_stored(DataConfig(source=str(root / names["val"])), "train", like.config.channels, needed_side(like))
     if found is None or found.labels is None:
         return None
     number = {name: place for place, name in enumerate(classes)}

@@ -153,14 +153,6 @@ class _Work:
 
     def _bad(self, places: set[int]) -> list[tuple[str, str]]:
         """Files that could not be read, with reasons."""
-        from tico_ssl.data.decoding import BadImage
+        from tico_ssl.data.bad_files import reason_unread
 
-        found = []
-        for place in sorted(places):
-            try:
-                self.source.fetch(place)
-                reason = "it could not be read at first"
-            except BadImage as error:
-                reason = error.reason
-            found.append((self._file(place), printable(reason)))
-        return found
+        return [(self._file(place), printable(reason_unread(self.source, place))) for place in sorted(places)]

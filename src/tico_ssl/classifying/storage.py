@@ -1,7 +1,7 @@
 """A classifier on disk: one safetensors file with backbone, head and, as metadata, how to rebuild and to use them."""
 
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -24,17 +24,6 @@ class ClassifierDescription(Description):
 
     classes: Annotated[tuple[str, ...], Field(min_length=2, strict=False)]
     about: About
-
-
-class Deployable(NamedTuple):
-    """A classifier as other programs need it: a module from normalised images to logits, and what goes into it."""
-
-    module: nn.Module
-    image_size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    channels: int
-    classes: tuple[str, ...]
 
 
 def save_classifier(model: ImageClassifier, path: Path, about: About) -> None:
@@ -60,14 +49,6 @@ def read_classifier(file: Path) -> tuple[ImageClassifier, About]:
     if head is None or len(state) != len(_under(BACKBONE, state)) + 2:
         raise UserError(f"{file}: its weights do not match its own metadata, {len(known.classes)} classes")
     return ImageClassifier(backbone, head, known.classes).eval(), known.about
-
-
-def network_of(path: str | Path) -> Deployable:
-    """The classifier of a folder or file with all that its input needs, for an export."""
-    model = load_classifier(path)
-    backbone = model.backbone
-    channels = backbone.config.channels
-    return Deployable(model, backbone.image_size, backbone.mean, backbone.std, channels, model.classes)
 
 
 def _under(beginning: str, state: dict[str, Tensor]) -> dict[str, Tensor]:

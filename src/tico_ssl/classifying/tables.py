@@ -3,12 +3,10 @@
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tico_ssl.results.formats import safe_cell
-from tico_ssl.runtime.errors import UserError
+from tico_ssl.results.formats import require_kind, safe_cell
 from tico_ssl.runtime.files import written_atomically
 
 Row = list[str | float]
@@ -23,10 +21,7 @@ def columns(top: int) -> list[str]:
 
 def require_table(out: Path) -> None:
     """Refuse a file whose kind cannot be written."""
-    if out.suffix not in WRITERS:
-        raise UserError(f"{out}: predictions are written as {', '.join(sorted(WRITERS))}")
-    if out.suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise UserError(f"{out}: parquet needs pyarrow: pip install 'tico-ssl[parquet]'")
+    require_kind(out, WRITERS, "predictions")
 
 
 def write_table(out: Path, top: int, parts: Iterable[list[Row]]) -> None:

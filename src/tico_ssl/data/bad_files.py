@@ -59,6 +59,15 @@ def readable(source: Source, place: int, bad: BadFiles) -> Tensor:
     raise UserError(f"{source.name}: none of the {len(source)} images can be read")
 
 
+def reason_unread(source: Source, place: int) -> str:
+    """Why an image could not be read, found by another try."""
+    try:
+        source.fetch(place)
+    except BadImage as error:
+        return error.reason
+    return "it could not be read at first"
+
+
 def attempts(source: Source, places: Iterable[int], workers: int) -> Iterator[Tensor | BadImage]:
     """Every image, or its error, in order, from several threads."""
 

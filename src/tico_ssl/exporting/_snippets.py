@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tico_ssl.networks.backbones import Backbone, timm_arguments, torchvision_arguments
+from tico_ssl.networks.backbones import Backbone, has_small_stem, timm_arguments, torchvision_arguments
 from tico_ssl.networks.storage import plain_state
 from tico_ssl.runtime.files import written_atomically
 
@@ -40,7 +40,7 @@ def loading(backbone: Backbone, state: str) -> list[str]:
 
 def _stem(backbone: Backbone, library: str) -> list[str]:
     """Lines for what the library's constructor has no argument for."""
-    small = has_small_stem(backbone)
+    small = has_small_stem(backbone.network)
     if not small and (library == "timm" or backbone.config.channels == 3):
         return []
     name, first = next((n, m) for n, m in backbone.network.named_modules() if isinstance(m, nn.Conv2d))
@@ -49,11 +49,6 @@ def _stem(backbone: Backbone, library: str) -> list[str]:
     written = f"{', '.join(map(str, sizes))}, bias={first.bias is not None}"
     line = f"model{place} = torch.nn.Conv2d({written})  # the stem as trained"
     return [line, "model.maxpool = torch.nn.Identity()"] if small else [line]
-
-
-def has_small_stem(backbone: Backbone) -> bool:
-    """Whether this is a ResNet whose stem keeps the resolution of small images, which no library builds by itself."""
-    return isinstance(getattr(backbone.network, "maxpool", None), nn.Identity)
 
 
 def about_input(backbone: Backbone) -> str:

@@ -5,8 +5,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from tico_ssl.exporting._snippets import has_small_stem
-from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.backbones import Backbone, has_small_stem
 from tico_ssl.networks.storage import plain_state
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import written_atomically
@@ -69,7 +68,7 @@ def _shape(backbone: Backbone) -> Shape:
             f"the backbone is '{backbone.config.name}', and detectron2 has ResNets only (resnet50, resnext50_32x4d, "
             "...); safetensors, onnx and torch-export can take it"
         )
-    if has_small_stem(backbone):
+    if has_small_stem(backbone.network):
         raise UserError(
             "detectron2's ResNets have the usual stem, and this one has that for small images; safetensors, onnx and "
             "torch-export can take it"

@@ -13,9 +13,9 @@ from safetensors.torch import save
 from tico_ssl.exporting._agreement import agreement, normal_images
 from tico_ssl.exporting._card import model_card
 from tico_ssl.exporting._counterparts import in_library
-from tico_ssl.exporting._snippets import about_input, has_small_stem
+from tico_ssl.exporting._snippets import about_input
 from tico_ssl.exporting._writing import Origin
-from tico_ssl.networks.backbones import Backbone, timm_arguments
+from tico_ssl.networks.backbones import Backbone, has_small_stem, timm_arguments
 from tico_ssl.networks.storage import plain_state
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import sync
@@ -27,7 +27,7 @@ OPTIONS = ("origin",)
 
 def write(backbone: Backbone, out: Path, origin: Origin) -> str:
     """The folder, from which timm must build the same network."""
-    if has_small_stem(backbone):
+    if has_small_stem(backbone.network):
         raise UserError(
             "timm cannot build the stem for small images from a folder; timm, safetensors, onnx and torch-export can "
             "take this backbone"

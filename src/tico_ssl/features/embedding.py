@@ -1,12 +1,11 @@
 """The features of images as a table. User errors are raised before torch is imported."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tico_ssl.data.given import Given
 from tico_ssl.features.homes import ALL_SPLITS, require_model, require_split
-from tico_ssl.runtime.errors import UserError
+from tico_ssl.results.formats import require_kind
 from tico_ssl.runtime.json_lines import write_json_lines
 from tico_ssl.runtime.progress import say
 
@@ -33,7 +32,7 @@ def embed(
     folder beside `out` until all are there: if this is killed, the same call continues. With `bf16` they are computed
     in bf16, with `normalise` divided by their length."""
     out = Path(out).expanduser()
-    _require_writable(out)
+    require_kind(out, SUFFIXES, "features")
     require_split(split)
     require_model(run, data, weights)
 
@@ -69,10 +68,3 @@ def name_bad_files(album: "Album", bad: dict[int, str], file: Path) -> None:
     say(f"{len(bad):,} of {len(album):,} images cannot be read; all are in {file}")
     for line in lines[:SHOWN]:
         say(f"  {line['file']}: {line['reason']}")
-
-
-def _require_writable(out: Path) -> None:
-    if out.suffix not in SUFFIXES:
-        raise UserError(f"{out}: features are written as {', '.join(SUFFIXES)}")
-    if out.suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise UserError(f"{out}: parquet needs pyarrow: pip install 'tico-ssl[parquet]'")

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tico_ssl.data.decoding import BadImage
+from tico_ssl.data.bad_files import reason_unread
 from tico_ssl.data.source import Source
 from tico_ssl.features.album import Album
 from tico_ssl.features.batches import BATCH
@@ -148,7 +148,7 @@ def fill(
         for features, places, done in _blocks(backbone, source, device, dtype, label):
             require_finite(backbone, features)
             unread = sorted(set(range(store.done - offset, done)) - set(places))
-            bad = {offset + place: _reason(source, place) for place in unread}
+            bad = {offset + place: reason_unread(source, place) for place in unread}
             store.append(F.normalize(features, dim=1) if unit else features, bad, offset + done)
     if not store.rows:
         raise UserError(f"{album.parts[0].source.name}: none of the {len(album)} images can be read")
@@ -176,11 +176,3 @@ def _blocks(
     if begin < len(source):
         rows = torch.cat(waiting).float().cpu() if waiting else torch.zeros(0, backbone.width)
         yield rows, places, len(source)
-
-
-def _reason(source: Source, place: int) -> str:
-    try:
-        source.fetch(place)
-    except BadImage as error:
-        return error.reason
-    return "could not be read at first"

@@ -301,6 +301,11 @@ def has_stem(network: Any) -> bool:
     return isinstance(getattr(network, "conv1", None), nn.Conv2d) and hasattr(network, "maxpool")
 
 
+def has_small_stem(network: Any) -> bool:
+    """Whether a ResNet's stem keeps the resolution of small images, which no library builds by itself."""
+    return isinstance(getattr(network, "maxpool", None), nn.Identity)
+
+
 def _adapt_stem(network: Any, config: BackboneConfig, image_size: int) -> None:
     if not has_stem(network):
         if config.stem == "small":

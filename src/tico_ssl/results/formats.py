@@ -2,10 +2,13 @@
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from tico_ssl.results.table import Sheet, markdown_lines
+from tico_ssl.runtime.errors import UserError
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")  # the apostrophe itself, so that removing one gives the text back
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
@@ -37,6 +40,14 @@ def as_csv(sheet: Sheet) -> str:
             line += [cell.deviation] if spread else []
         writer.writerow(line)
     return text.getvalue()
+
+
+def require_kind(out: Path, kinds: Iterable[str], what: str) -> None:
+    """Refuse a file whose kind, by its ending, cannot be written."""
+    if out.suffix not in (known := sorted(kinds)):
+        raise UserError(f"{out}: {what} are written as {', '.join(known)}")
+    if out.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise UserError(f"{out}: parquet needs pyarrow: pip install 'tico-ssl[parquet]'")
 
 
 def safe_cell(text: str) -> str:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from tico_ssl.config.recipe import Recipe
@@ -19,7 +18,7 @@ from tico_ssl.data.sources import open_training
 from tico_ssl.data.store import store_for
 from tico_ssl.methods._base import Method
 from tico_ssl.methods._base import build_method as method_of
-from tico_ssl.networks.backbones import Backbone, build_backbone
+from tico_ssl.networks.backbones import Backbone, build_backbone, has_small_stem
 from tico_ssl.networks.batch_norm import share_statistics
 from tico_ssl.networks.fused import fuse
 from tico_ssl.networks.recomputing import recompute_blocks
@@ -294,8 +293,7 @@ def build_method(
 def _stem(backbone: Backbone) -> str:
     """Which stem a ResNet has: that for small images keeps their resolution, and costs as much as images twice as
     wide and high."""
-    small = isinstance(getattr(backbone.network, "maxpool", None), nn.Identity)
-    return " with the stem for small images" if small else ""
+    return " with the stem for small images" if has_small_stem(backbone.network) else ""
 
 
 def _class_count(labels: torch.Tensor) -> int:
