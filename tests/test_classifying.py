@@ -402,3 +402,28 @@ def test_other_programs_get_the_classes_with_the_network(format, made, labelled,
         tico_ssl.export(made.folder, "timm", tmp_path / "x.pth")
     with pytest.raises(UserError, match="a classifier has no target network"):
         tico_ssl.export(made.folder, format, out, network="target")
+
+
+def test_deep_images_are_mapped_by_the_range_of_the_backbone(tmp_path):
+    """Of training, validation, test and new images alike, and of the queries of a search."""
+    from tico_ssl.looking_up.searching import search
+
+    random = np.random.default_rng(0)
+    for split, count in (("train", 8), ("val", 2), ("test", 2)):
+        for name, level in (("dark", 2_000), ("light", 9_000)):
+            (tmp_path / "data" / split / name).mkdir(parents=True)
+            for number in range(count):
+                values = random.normal(level, 300, (20, 24)).clip(0).astype(np.uint16)
+                Image.fromarray(values).save(tmp_path / "data" / split / name / f"{number}.png")
+    config, file = BackboneConfig(name="tico/resnet10-w4", channels=1), tmp_path / "deep.safetensors"
+    torch.manual_seed(0)
+    save_backbone(build_backbone(config, 16, (0.5,), (0.25,), (0.0, 12_000.0)), file)
+    made = finetune(file, str(tmp_path / "data"), tmp_path / "classifier")
+    assert made.results["accuracy"] == 100
+    new = [str(path) for path in sorted((tmp_path / "data" / "test").rglob("*.png"))]
+    found = predict(tmp_path / "classifier", new)
+    ours = tico_ssl.load_classifier(tmp_path / "classifier").predict(new, top=2)
+    for (_, name, probability, *_), ranking in zip(found.first, ours, strict=True):
+        assert (name, probability) == (ranking[0][0], pytest.approx(ranking[0][1], rel=1e-5))
+    (near,) = search(file, str(tmp_path / "data"), [new[0]], top=1)
+    assert near.matches[0].path == "test/dark/0.png" and near.matches[0].score == pytest.approx(1, abs=1e-5)

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tico_ssl.config.sections import DataConfig
+from tico_ssl.config.sections import FOUND, DataConfig
 from tico_ssl.data.formats.folder import splits_in
 from tico_ssl.data.source import Source
 from tico_ssl.data.store import open_stored
@@ -43,7 +43,8 @@ def own_validation(context: Context, classes: tuple[str, ...]) -> Source | None:
     if not {"test", "val"} <= names.keys():
         return None
     like = next(iter(context.backbones.lazy.values())).like
-    found = open_stored(DataConfig(source=str(root / names["val"])), "train", like.config.channels, needed_side(like))
+    config = DataConfig(source=str(root / names["val"]), range=like.limits or FOUND)
+    found = open_stored(config, "train", like.config.channels, needed_side(like))
     if found is None or found.labels is None:
         return None
     number = {name: place for place, name in enumerate(classes)}

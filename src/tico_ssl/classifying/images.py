@@ -10,6 +10,7 @@ from tico_ssl.data.names import SUFFIXES
 from tico_ssl.runtime.errors import UserError
 
 if TYPE_CHECKING:
+    from tico_ssl.config.sections import Limits
     from tico_ssl.data.decoding import Reading
     from tico_ssl.data.source import Source
 
@@ -47,21 +48,22 @@ def _expanded(place: str) -> list[str]:
     return found
 
 
-def open_places(places: Places, channels: int, shorter: int) -> "Source":
-    """The images as one source; of a data set with a test split, that."""
+def open_places(places: Places, channels: int, shorter: int, limits: "Limits | None" = None) -> "Source":
+    """The images as one source; of a data set with a test split, that. `limits` of deep values become 0 to 255."""
     from tico_ssl.data.decoding import Reading
+    from tico_ssl.data.measuring import in_bytes
     from tico_ssl.data.source import joined
 
-    reading = Reading(channels, shorter)
-    source = joined([_open(place, reading) for place in places])
+    reading = Reading(channels, shorter, windowed=limits is None)
+    source = in_bytes(joined([_open(place, reading, limits) for place in places]), None, limits)
     if len(source) == 0:
         shown = [place if isinstance(place, str) else place[0] for place in places]
         raise UserError(f"{' + '.join(shown)}: no images found ({', '.join(sorted(SUFFIXES))})")
     return source
 
 
-def _open(place: str | list[str], reading: "Reading") -> "Source":
-    from tico_ssl.config.sections import DataConfig
+def _open(place: str | list[str], reading: "Reading", limits: "Limits | None") -> "Source":
+    from tico_ssl.config.sections import FOUND, DataConfig
     from tico_ssl.data.formats._files import files_source
     from tico_ssl.data.formats._walking import find_files
     from tico_ssl.data.sources import open_source, open_training
@@ -72,6 +74,6 @@ def _open(place: str | list[str], reading: "Reading") -> "Source":
     if kind == "folder":  # all of it, whatever its folders are called
         root = Path(where).expanduser()
         return files_source(root.name, root, find_files(root, SUFFIXES), reading)
-    config = DataConfig(source=place)
+    config = DataConfig(source=place, range=limits or FOUND)
     found = open_source(config, "test", reading.channels, reading.shorter)
     return open_training(config, reading.channels, reading.shorter) if found is None else found

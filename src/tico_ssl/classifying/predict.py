@@ -73,7 +73,7 @@ def predict(
     tune_process(device)
     classifier = load_classifier(file).to(device)
     backbone = classifier.backbone
-    source = open_places(places, backbone.config.channels, needed_side(backbone))
+    source = open_places(places, backbone.config.channels, needed_side(backbone), backbone.limits)
     work = _Work(classifier, source, device, min(top, len(classifier.classes)))
     if path is None:
         return work.counted(work.batches(0), Predictions())

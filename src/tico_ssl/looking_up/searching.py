@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tico_ssl.looking_up.index import Index
+    from tico_ssl.networks.backbones import Backbone
 
 
 def search(
@@ -46,7 +47,7 @@ def search(
     device = choose_device()
     tune_process(device)
     subject, dtype = open_model(model, data, weights), torch.bfloat16 if bf16 else torch.float32
-    images = [_decoded(query, subject.backbone.config.channels) for query in queries]
+    images = [_decoded(query, subject.backbone) for query in queries]
     asked = features_of(images, subject.backbone, device, dtype)
     with opened_index(subject, device, split, dtype) as index:
         cosines, rows = (found.tolist() for found in nearest(index.rows, asked, top, device=device))
@@ -75,11 +76,12 @@ def _require_queries(queries: Sequence[str | Path], top: int) -> None:
         raise UserError(f"top is {top}: at least one image has to be found")
 
 
-def _decoded(query: str | Path, channels: int) -> "Tensor":
-    from tico_ssl.data.decoding import BadImage, decode
+def _decoded(query: str | Path, backbone: "Backbone") -> "Tensor":
+    from tico_ssl.data.decoding import BadImage
+    from tico_ssl.data.images import as_images
 
     try:
-        return decode(Path(query).expanduser(), channels)
+        return as_images([Path(query)], backbone.config.channels, backbone.limits)[0]
     except BadImage as error:
         raise UserError(f"{query}: cannot be read as an image ({error.reason})") from error
 
