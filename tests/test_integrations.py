@@ -349,3 +349,26 @@ def test_torch_hub_loads_a_backbone_and_the_loss(model, pictures):
     online, target = torch.randn(2, 8, 4)
     loss = torch.hub.load(root, "tico_loss", dim=4, rho=20.0, source="local")
     assert torch.equal(loss(online, target), TiCoLoss(dim=4, rho=20.0)(online, target))
+
+
+def test_a_module_starts_from_the_weights_of_its_recipe(tmp_path, tiny):
+    pytest.importorskip("lightning")
+    from tico_ssl.integrations.lightning import LightningMethod
+
+    torch.manual_seed(3)
+    theirs = build_backbone(BackboneConfig(name="tico/resnet10-w4"), 16).network.state_dict()
+    torch.save(theirs, tmp_path / "theirs.pth")
+    module = LightningMethod("demo", tiny | {"training.init": str(tmp_path / "theirs.pth")})
+    for network in (module.method.backbone, module.method.target[0]):
+        assert all(torch.equal(value, theirs[name]) for name, value in network.network.state_dict().items())
+
+
+def test_deep_images_are_embedded_by_the_range_of_the_backbone(tmp_path):
+    backbone = build_backbone(
+        BackboneConfig(name="tico/resnet10-w4", channels=1), 16, (0.5,), (0.25,), (0.0, 9e3)
+    ).eval()
+    path = tmp_path / "deep.png"
+    Image.fromarray(np.linspace(500, 8_000, 20 * 24).reshape(20, 24).astype(np.uint16)).save(path)
+    with torch.inference_mode():
+        expected = backbone(backbone.preprocess([path]))
+    np.testing.assert_allclose(ImageEmbedder(backbone).transform([path]), expected.numpy(), rtol=1e-5, atol=1e-6)

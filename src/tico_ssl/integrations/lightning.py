@@ -15,11 +15,13 @@ from tico_ssl.integrations._batches import Given, read_batch
 from tico_ssl.methods._base import Batch, Method
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.batch_norm import share_statistics
+from tico_ssl.networks.initial import initial_weights
 from tico_ssl.networks.storage import save_backbone
 from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.randomness import generator
+from tico_ssl.training.initial import Start
 from tico_ssl.training.plan import Plan
 from tico_ssl.training.pretrain import build_method
 from tico_ssl.training.step import as_input
@@ -177,6 +179,8 @@ def _in_float32(device: torch.device) -> Iterator[None]:
 
 def _built(recipe: Recipe) -> Method:
     """With the initial weights of `tico pretrain`; the caller's random numbers stay as they are."""
-    precision = torch.float64 if recipe.training.precision == "fp64" else torch.float32
+    settings = recipe.training
+    precision = torch.float64 if settings.precision == "fp64" else torch.float32
+    start = None if settings.init is None else Start(initial_weights(settings.init), settings.init_strict)
     with torch.random.fork_rng(devices=[]):
-        return build_method(recipe, CPU, precision, fused=False)
+        return build_method(recipe, CPU, precision, fused=False, start=start)

@@ -65,7 +65,7 @@ class ImageEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return np.array([f"feature_{number}" for number in range(self._backbone().width)], dtype=object)
 
     def _rows(self, backbone: Backbone, images: Sequence[Any]) -> Tensor:
-        pixels = backbone.preprocess(_decoded(images, backbone.config.channels)).to(next(backbone.parameters()))
+        pixels = backbone.preprocess(_decoded(images, backbone)).to(next(backbone.parameters()))
         features = backbone(pixels.contiguous(memory_format=torch.channels_last)).float().cpu()
         return torch.nn.functional.normalize(features, dim=1) if self.normalise else features
 
@@ -95,12 +95,13 @@ def _loaded(file: Path, changed: int, device: torch.device) -> Backbone:
     return load_backbone(file).to(device).eval()
 
 
-def _decoded(images: Any, channels: int) -> Any:
+def _decoded(images: Any, backbone: Backbone) -> Any:
     """Images of a list as tensors, decoded side by side: Pillow lets other threads work."""
     if isinstance(images, Tensor | np.ndarray):
         return images
+    one = functools.partial(as_images, channels=backbone.config.channels, limits=backbone.limits)
     with ThreadPoolExecutor(chosen_workers(None)) as threads:
-        return [pixels for one in threads.map(lambda image: as_images([image], channels), images) for pixels in one]
+        return [pixels for (pixels,) in threads.map(lambda image: one([image]), images)]
 
 
 def as_sequence(images: Any) -> Any:
