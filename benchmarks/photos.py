@@ -25,10 +25,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tico_ssl.config.recipe import Recipe, load_recipe, parse_override
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.config.views import shorter_side
 from tico_ssl.data.decoding import BadImage
+from tico_ssl.data.ragged import Ragged
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_training
 from tico_ssl.pipeline.packing import pack
@@ -36,6 +39,7 @@ from tico_ssl.pipeline.workers import ahead, default_workers
 from tico_ssl.results.run_folder import Run, environment
 from tico_ssl.runtime.device import choose_device
 from tico_ssl.training.pretrain import prepare
+from tico_ssl.views.executor import crops_ragged
 
 
 def main() -> None:
@@ -151,8 +155,13 @@ def decoding(source: Source, processes: int) -> Iterator[int]:
 
 
 def loading(recipe: Recipe, source: Source) -> Iterator[int]:
-    """The same of the loader in the first epoch, with an empty store."""
+    """The same of the loader in the first epoch, with an empty store. Its kernels are compiled before: a training does
+    that while its processes decode."""
     loader = prepare(recipe, choose_device(), source).loader
+    if crops_ragged(loader.device):
+        blank = Ragged.of([torch.zeros(3, 112, 112, dtype=torch.uint8)] * loader.batch_size)
+        loader._cropped(0, loader.indices(0), blank.to(loader.device), blank.sizes.float())
+        torch.cuda.synchronize()
     for _ in loader.iterate(0, loader.steps_per_epoch):
         yield loader.batch_size
 

@@ -29,6 +29,7 @@ from tico_ssl.views.executor import Views, crops_ragged, sizes_of
 
 RESIDENT_SHARE = 0.4  # fraction of the device's free memory that the images may take
 SMALL = 2  # times the size of its crops: an image that is cropped on the GPU rather than by a worker
+FILLED_AHEAD = 64  # pieces of a batch that a worker decodes ahead into the store, also while a first step is compiled
 PIECE = 1024  # images moved to the device at a time, so that mapped ones are never in memory all at once
 
 
@@ -146,7 +147,9 @@ class Loader:
         steps = (self.indices(step).split(stream.chunk) for step in range(start, stop))
         pieces = (piece.tolist() for step in steps for piece in step)
         per_step = -(-stream.batch_size // stream.chunk)
-        with closing(ahead(store.ensure_all, pieces, stream.workers, stream.processes, "training.workers")) as filling:
+        workers, processes = stream.workers, stream.processes
+        filling = ahead(store.ensure_all, pieces, workers, processes, "training.workers", prefetched=FILLED_AHEAD)
+        with closing(filling):
             for step in range(start, stop):
                 with self._waiting():
                     for _ in islice(filling, per_step):

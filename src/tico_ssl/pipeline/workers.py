@@ -41,7 +41,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 MOST_WORKERS = 16  # limit of the default
 MOST_PER_CORE = 32  # limit of what may be asked for: more processes only get in each other's way
-AHEAD = 2  # items prefetched per worker
+AHEAD = 2  # items prefetched per worker, unless told otherwise
 NICE = 5  # of gentle processes, which then get a quarter of a core that this process wants too
 SILENCE = 60.0  # seconds without a result after which that is said
 MOST_SILENCE = 30  # times as long is an error; counted one by one, since a job that a scheduler stops for hours is none
@@ -73,13 +73,14 @@ def ahead(
     processes: bool = CAN_FORK,
     setting: str = "workers",
     gentle: bool = False,
+    prefetched: int = AHEAD,
 ) -> Generator[T]:
     """`work` of every item, in order. `setting` is the name of the number of workers in error messages. `gentle`
-    processes leave the CPU to this one while it needs it. Either items or results may be large, not both: whoever sends
-    more than a pipe holds waits for the other."""
+    processes leave the CPU to this one while it needs it. Each worker has up to `prefetched` items to do. Either these
+    or their results may be large, not both: whoever sends more than a pipe holds waits for the other."""
     if not processes:
         with ThreadPoolExecutor(workers) as pool:
-            yield from in_order(pool, work, items, AHEAD * workers)
+            yield from in_order(pool, work, items, prefetched * workers)
         return
     with _team(work, workers, setting, NICE if gentle else 0) as team:
         turns, waiting, rest = count(), deque[_Worker[S, T]](), iter(items)
@@ -89,7 +90,7 @@ def ahead(
                 waiting.append(team[next(turns) % workers])
                 waiting[-1].send(item)
 
-        send(AHEAD * workers)
+        send(prefetched * workers)
         while waiting:
             done = waiting.popleft().receive()
             send(1)
