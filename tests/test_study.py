@@ -250,6 +250,11 @@ def test_a_cost_is_measured_kept_and_forgotten_with_its_recipe(tmp_path, tiny, m
     assert costs.read_cost(tmp_path, Variant("a", "demo", tiny | {"training.knn_every_epochs": 3})) == cost
     assert costs.read_cost(tmp_path, Variant("a", "demo", tiny | {"training.batch_size": 16})) is None
     assert costs.read_cost(tmp_path, Variant("b", "demo", tiny)) is None
+    rates = {"optimizer.lr": 0.5, "method.rho": 3.0, "method.beta": 0.5}
+    assert costs.read_cost(tmp_path, Variant("a", "demo", tiny | rates)) == cost
+    assert costs.read_cost(tmp_path, Variant("a", "demo", tiny | {"method.rho": 0.0})) is None  # may save work
+    alike, wider = Variant("b", "demo", tiny | rates), Variant("c", "demo", tiny | {"method.dim": 64})
+    assert costs.read_costs(tmp_path, [alike, variant, wider]) == {"a": cost, "b": cost}
 
 
 def test_a_study_that_goes_on_has_the_epochs_it_began_with(tmp_path, tiny):

@@ -25,7 +25,7 @@ from tico_ssl.runtime.launcher import launched
 from tico_ssl.runtime.locks import alone_in, locks_exist
 from tico_ssl.runtime.progress import say
 from tico_ssl.studies import processes, table
-from tico_ssl.studies.cost import epochs_for, read_cost, read_costs
+from tico_ssl.studies.cost import epochs_for, read_cost, read_costs, work_of
 from tico_ssl.studies.table import Summary
 
 WORKER = "tico_ssl.studies.worker"
@@ -115,12 +115,14 @@ class Workshop:
         return summary
 
     def _time(self, open_jobs: list[Job], width: int) -> None:
-        """Time the variants whose cost matters and is unknown, one after the other."""
+        """Time the variants whose cost matters and is unknown, one after the other; of those with equal steps, one."""
         budget = self.study.budget
         if width == 1 and not (budget and budget.timed):
             return  # a run without parallel runs times itself
         wanted = {job.variant.name for job in open_jobs} | ({budget.epochs_of} if open_jobs and budget else set())
-        missing = [v for v in self.variants if v.name in wanted and v.name not in self.costs]
+        unknown = [variant for variant in self.variants if variant.name in wanted and variant.name not in self.costs]
+        alike = {variant.name: work_of(variant) for variant in unknown}
+        missing = {alike[variant.name]: variant for variant in reversed(unknown)}
         works = [
             processes.Work(
                 variant.name,
@@ -130,12 +132,13 @@ class Workshop:
                 share=lambda: 0.0,
                 outcome=functools.partial(_speed, self.folder, variant),
             )
-            for variant in missing
+            for variant in reversed(missing.values())
         ]
         # On a GPU the next process may start meanwhile: the measurement itself waits for a lock.
         at_a_time = 2 if processes.gpus() == 1 and locks_exist() else 1
         failed = processes.run_all(works, at_a_time, width, "timing") if works else {}
         self.costs = read_costs(self.folder, self.variants)
+        failed = {name: failed[missing[work].name] for name, work in alike.items() if missing[work].name in failed}
         if budget and budget.epochs_of in failed:
             raise UserError(f"run {budget.epochs_of}, whose time is the budget, failed: {failed[budget.epochs_of]}")
         self.failed |= {job.name: failed[job.variant.name] for job in open_jobs if job.variant.name in failed}

@@ -1,7 +1,8 @@
 """Cost of a run: the time of its steps on an idle machine, and the epochs that a budget buys.
 
 Runs that share a device slow each other down, and not evenly. So each variant is timed alone, on its own images, before
-anything is trained in parallel; measurements are kept in the study's folder and reused.
+anything is trained in parallel; measurements are kept in the study's folder and reused. Variants that differ only in
+rates and weights have the same cost, so one of them is timed for all.
 """
 
 import json
@@ -59,7 +60,7 @@ def write_cost(folder: Path, variant: Variant, cost: Cost) -> None:
 
 
 def read_cost(folder: Path, variant: Variant) -> Cost | None:
-    """The measurement of exactly this recipe, or None."""
+    """The measurement of a variant's own file, if it is of steps like this variant's, or None."""
     file = cost_file(folder, variant)
     if not file.is_file():
         return None
@@ -71,18 +72,27 @@ def read_cost(folder: Path, variant: Variant) -> Cost | None:
         return None
     if not sound:
         return None
-    return cost if _timed(measured) == _timed(variant.load()) else None
+    return cost if _work(measured) == work_of(variant) else None
 
 
 def read_costs(folder: Path, variants: list[Variant]) -> dict[str, Cost]:
-    """All measurements, by the name of the variant."""
-    found = {variant.name: read_cost(folder, variant) for variant in variants}
-    return {name: cost for name, cost in found.items() if cost is not None}
+    """All known costs, by the name of the variant: its own measurement, or that of another one with equal steps."""
+    own = {variant.name: read_cost(folder, variant) for variant in variants}
+    work = {variant.name: work_of(variant) for variant in variants}
+    shared = {work[name]: cost for name, cost in reversed(own.items()) if cost is not None}
+    costs = {name: cost or shared.get(work[name]) for name, cost in own.items()}
+    return {name: cost for name, cost in costs.items() if cost is not None}
 
 
-def _timed(recipe: Recipe) -> Recipe:
-    """The part of a recipe that determines the time of its steps."""
-    training = recipe.training.model_copy(
-        update={"seed": 0, "epochs": 1, "knn_every_epochs": 0, "knn_images": 1, "linear_probe": False}
-    )
-    return recipe.model_copy(update={"training": training, "description": ""})
+def work_of(variant: Variant) -> str:
+    """What determines the time of a variant's steps; equal for variants that cost the same."""
+    return _work(variant.load())
+
+
+def _work(recipe: Recipe) -> str:
+    """Shapes, kinds and counts; of the rates and weights of method and optimiser only whether they are zero."""
+    parts = recipe.model_dump(mode="json", exclude={"description"})
+    parts["training"] |= {"seed": 0, "epochs": 1, "knn_every_epochs": 0, "knn_images": 1, "linear_probe": False}
+    for name in ("method", "optimizer"):
+        parts[name] = {key: value != 0 if isinstance(value, float) else value for key, value in parts[name].items()}
+    return json.dumps(parts, sort_keys=True)
