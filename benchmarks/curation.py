@@ -1,12 +1,12 @@
 """How well `tico curate` finds planted near-duplicates and outliers among photos.
 
-    python benchmarks/curation.py PHOTOS [--limit N] [--epochs N] [--out FILE] [--page FOLDER]
+    python benchmarks/curation.py PHOTOS [--limit N] [--epochs N] [--model MODEL] [--out FILE] [--page FOLDER]
 
 Beside the photos (any folder of image files) are planted: photos encoded again as JPEG of quality 70; photos cropped by
 2 to 5 % on each side; outliers that are no photos (noise, stripes, checks, rings, pages of text). Two networks: one
-with random weights, and the same after a short TiCo pretraining on these very images. Recall is exact. Photos may be
-near-duplicates of each other already, so precision is a lower bound: of the images in groups, those in a group with a
-planted pair. What is found among the photos without anything planted is counted too.
+with random weights, and the same after a short TiCo pretraining on these very images; or --model alone. Recall is exact.
+Photos may be near-duplicates of each other already, so precision is a lower bound: of the images in groups, those in a
+group with a planted pair. What is found among the photos without anything planted is counted too.
 """
 
 import argparse
@@ -153,6 +153,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--page", type=Path, help="keep the tables and pages in this folder")
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--model", help="a run or a backbone's file instead of the two networks")
     arguments = parser.parse_args()
     lines: list[dict[str, Any]] = [{"machine": environment(), "threads": torch.get_num_threads()}]
     with tempfile.TemporaryDirectory() as temporary:
@@ -162,14 +163,15 @@ def main() -> None:
         plain.mkdir()
         for file in (here / "photos").glob("photo-*"):
             shutil.copy(file, plain)
-        for epochs in (0, arguments.epochs):
+        for epochs in (None,) if arguments.model else (0, arguments.epochs):
             begin = time.perf_counter()
-            model = network(here, epochs)
+            model = arguments.model if epochs is None else network(here, epochs)
             trained = time.perf_counter()
-            found = curate(model, str(here / "photos"), (arguments.page or here) / f"epochs-{epochs}", subset=100)
+            found = curate(model, str(here / "photos"), (arguments.page or here) / f"curated-{epochs}", subset=100)
             seconds = time.perf_counter() - trained
             without = curate(model, str(plain), here / f"plain-{epochs}")
-            line = {"backbone": BACKBONE, "epochs": epochs, **measured(found, names)}
+            network_used = {"model": arguments.model} if epochs is None else {"backbone": BACKBONE, "epochs": epochs}
+            line = network_used | measured(found, names)
             line |= {"groups_without_planted": len(without.groups), "outliers_without_planted": without.unusual}
             line |= {"seconds_of_training": round(trained - begin), "seconds_of_curating": round(seconds, 1)}
             lines.append(line)

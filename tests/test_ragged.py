@@ -12,6 +12,7 @@ from tico_ssl.views.table import CROP, FLIP, PLACE
 from tico_ssl.views.taps import taps
 
 ragged_kernels = pytest.importorskip("tico_ssl.views.ragged_kernels")
+triton = pytest.importorskip("triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 INTERPOLATIONS = st.sampled_from(["bicubic", "bilinear"])
 
@@ -104,3 +105,13 @@ def test_a_device_is_asked_before_it_cuts_crops(monkeypatch):
     monkeypatch.setattr(ragged_kernels, "resized_crop", lambda *given: right(*given) + 1)
     assert not executor.crops_ragged(DEVICE)
     executor.crops_ragged.cache_clear()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels are compiled on a GPU")
+def test_kernels_are_compiled_once_for_images_of_all_sizes(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **details: compiled.append(details))
+    for largest in (40, 48, 57, 96, 130):
+        ragged = Ragged.of(pictures(largest, 4, largest))
+        ragged_kernels.resized_crop(ragged.to(DEVICE), boxes(1, ragged.sizes).to(DEVICE), 20)
+    assert len(compiled) <= 2  # one for columns, one for rows

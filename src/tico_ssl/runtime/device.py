@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tico_ssl.runtime.errors import UserError
 
+THREADS = 4  # of a process that computes on a GPU: more are not faster, and spin on the cores that others need
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
@@ -32,6 +33,8 @@ def tune_process(device: torch.device) -> None:
     """Tune this process for speed. Public functions call it first; importing the package changes nothing."""
     if device.type == "cpu":
         keep_freed_memory()
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(min(torch.get_num_threads(), THREADS))
 
 
 @functools.cache

@@ -18,20 +18,22 @@ from tico_ssl.data.ragged import Ragged
 from tico_ssl.views.kernels import HEIGHT, LEFT, MIRRORED, TOP, WIDTH
 from tico_ssl.views.taps import TapTable, tap_table
 
+EXTENTS = 256  # a table has a multiple of so many, so that batches with different largest images share one
+
 
 def resized_crop(images: Ragged, box: Tensor, size: int, interpolation: Interpolation = "bicubic") -> Tensor:
     """uint8 crops (N, C, size, size); box has the columns of `PLACE`."""
     n, channels, tallest = len(images), images.channels, images.largest
-    box, table = box.to(torch.float32), _table(tallest, size, interpolation, images.device)
+    box, table = box.to(torch.float32), _table(-(-tallest // EXTENTS) * EXTENTS, size, interpolation, images.device)
     squeezed = torch.empty((n, channels, tallest, size), dtype=torch.uint8, device=box.device)
     resized = torch.empty((n, channels, size, size), dtype=torch.uint8, device=box.device)
     block = 32 if size <= 32 else 64
     steps, planes = triton.cdiv(size, block), n * channels
     _squeeze_columns[(planes, triton.cdiv(tallest, block), steps)](
         images.memory, images.begins, images.sizes, box, box.stride(0), *table, squeezed,
-        channels, tallest, size, block,
+        tallest, channels, size, block,
     )  # fmt: skip
-    _squeeze_rows[(planes, steps, steps)](squeezed, box, box.stride(0), *table, resized, channels, tallest, size, block)
+    _squeeze_rows[(planes, steps, steps)](squeezed, box, box.stride(0), *table, resized, tallest, channels, size, block)
     return resized
 
 
@@ -56,10 +58,10 @@ def _rounded(high, low, bits):
     return tl.minimum(tl.maximum(total, 0), 255).to(tl.uint8)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tallest"])  # it differs from batch to batch while a store is filled
 def _squeeze_columns(
     memory, begins, sizes, boxes, box_stride, about, firsts, weights, out,
-    channels: tl.constexpr, tallest: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
+    tallest, channels: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Resample the columns of a box; its rows are kept, starting from row zero.
 
@@ -97,10 +99,10 @@ def _squeeze_columns(
         tl.store(goes, _rounded(high, low, bits), (row < height)[:, None] & (target < size)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tallest"])  # it differs from batch to batch while a store is filled
 def _squeeze_rows(
     squeezed, boxes, box_stride, about, firsts, weights, out,
-    channels: tl.constexpr, tallest: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
+    tallest, channels: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Resample the rows of the result of `_squeeze_columns`."""
     plane = tl.program_id(0).to(tl.int64)
