@@ -29,6 +29,7 @@ from tico_ssl.networks.storage import save_backbone
 from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.results.run_folder import Run, create_run
 from tico_ssl.runtime.errors import UserError, one_line
+from tico_ssl.runtime.extras import install_command
 from tico_ssl.runtime.json_lines import append_json_line
 from tico_ssl.training.checkpoint import save_checkpoint
 from tico_ssl.training.pretrain import build_method
@@ -437,8 +438,8 @@ def test_what_cannot_be_is_one_line(small, tmp_path, words, reason):
 
 def test_a_missing_library_is_one_line(tmp_path, monkeypatch):
     path = saved(tmp_path, "tico/resnet10-w4")
-    monkeypatch.setattr(_writing, "find_spec", lambda name: None if name == "onnxruntime" else name)
-    with pytest.raises(UserError, match=r"'onnx' needs onnxruntime: pip install 'tico-ssl\[onnx\]'"):
+    monkeypatch.setattr(_writing, "installed", lambda name: name != "onnxruntime")
+    with pytest.raises(UserError, match=re.escape(f"'onnx' needs onnxruntime: {install_command('onnx')}")):
         export(path, "onnx", tmp_path / "b.onnx")
 
 
