@@ -1,7 +1,7 @@
 """Ctrl-C while a long computation does not let Python answer.
 
-Python calls a signal's handler between two of its own operations, and on a CPU one of them may take a minute: a backward
-pass, say. A thread hears of the signal at once, says what happens, and ends the process if it is asked a second time.
+Python calls a signal's handler between two of its own operations, and on a CPU one of them may take a minute: a
+backward pass, say. A thread hears of the signal at once, says what happens, and ends the process if it is asked again.
 Files are written whole or not at all, so what was saved before is there, however the process ends.
 """
 
