@@ -1,4 +1,4 @@
-"""What this machine offers for training, and what is missing: one finding each, for `tico doctor`. No network is used."""
+"""What this machine offers for training, and what is missing: a line each, for `tico doctor`. No network is used."""
 
 import os
 import platform
@@ -136,7 +136,9 @@ def _kernels(torch: Any) -> Finding:
         if not there
     ]
     if not missing:
-        return Finding("kernels", f"Triton, Python's headers and {compiler} are there: kernels and steps can be compiled")
+        return Finding(
+            "kernels", f"Triton, Python's headers and {compiler} are there: kernels and steps can be compiled"
+        )
     loss = "steps are slower" if torch.cuda.is_available() else "which only training.execution=compiled needs"
     return Finding("kernels", f"cannot be compiled, {loss}", ", ".join(missing))
 
@@ -173,7 +175,9 @@ def _disks() -> Iterator[Finding]:
 def _shared_memory() -> Iterator[Finding]:
     with suppress(OSError):
         size = shutil.disk_usage(SHARED).total
-        yield Finding("shared", f"{SHARED} of {size / 1e9:,.2f} GB, which is not needed: workers have memory of their own")
+        yield Finding(
+            "shared", f"{SHARED} of {size / 1e9:,.2f} GB, which is not needed: workers have memory of their own"
+        )
 
 
 def _extras() -> Iterator[Finding]:
