@@ -2,16 +2,13 @@
 
 import typer
 
-from tico_ssl.cli._app import app
+from tico_ssl.cli._app import app, example
 
 
-@app.command()
+@app.command(epilog=example("tico doctor"))
 def doctor() -> None:
-    """Say what this machine offers for training, and what to do about what is missing. Exit code 1 if training cannot
-    run here.
-
-    Example: tico doctor
-    """
+    """Examine this machine. Says what it has for training, what is missing, and what to do. Exit code 1 if training
+    cannot run here."""
     from tico_ssl.runtime.checkup import examine
     from tico_ssl.runtime.progress import say
 
