@@ -45,7 +45,7 @@ BF16Option = Annotated[
     bool,
     typer.Option(
         "--bf16",
-        help="Compute frozen features in bf16: less exact, and faster on GPUs and on CPUs that have it (`tico doctor`).",
+        help="Compute frozen features in bf16: less exact; faster on GPUs and on CPUs that have it (`tico doctor`).",
     ),
 ]
 RECIPE_WORDS = "[RECIPE] [KEY=VALUE ...]"
