@@ -131,7 +131,9 @@ class Session:
             work = module.work(context, self._config(protocol))
         except UserError:  # which is said when its turn comes
             return None
-        self._pace = self._pace or measure_pace(context)
+        if self._pace is None:
+            say("timing a few steps of the network, to say how long protocols that train will take")
+            self._pace = measure_pace(context)
         return self._pace.seconds(work)
 
     def _made(self, protocol: str, number: str) -> Result:
