@@ -18,6 +18,7 @@ from tico_ssl.runtime.extras import EXTRAS
 from tico_ssl.views.executor import Views, sizes_of
 
 ROOT = Path(__file__).parents[1]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
 random = torch.Generator().manual_seed(0)
 
 
@@ -77,7 +78,26 @@ def test_precision_is_bf16_only_where_it_is_faster(monkeypatch):
 
 
 def test_documents_name_extras_that_there_are():
-    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
-    named = {name for page in pages for name in re.findall(r"pip install '[^']*\[(\w+)\]'", page.read_text("utf-8"))}
+    named = {name for page in PAGES for name in re.findall(r"pip install '[^']*\[(\w+)\]'", page.read_text("utf-8"))}
     assert named
     assert named <= EXTRAS.keys()
+
+
+def anchors(page):
+    """The headings of a page, as links name them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for link, anchor in re.findall(r"\]\((?!http)([^)#\s]*)(?:#([^)]*))?\)", page.read_text("utf-8")):
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        assert not anchor or target.suffix != ".md" or anchor in anchors(target), f"{link}#{anchor}"
+
+
+def test_every_test_that_a_guarantee_names_is_there():
+    written = "\n".join(file.read_text("utf-8") for file in Path(__file__).parent.glob("*.py"))
+    for name in re.findall(r"test_\w+", (ROOT / "docs" / "guarantees.md").read_text("utf-8")):
+        assert name in written or (Path(__file__).parent / f"{name}.py").is_file(), name
