@@ -7,6 +7,7 @@ Plain torch and torchvision, no imports from the package, which adds batched vie
 monitoring and evaluation.
 """
 
+import argparse
 import copy
 import math
 import sys
@@ -49,6 +50,8 @@ class TwoViews(Dataset[tuple[Tensor, Tensor]]):
 
     def __init__(self, folder: str | None) -> None:
         self.files = sorted(p for p in Path(folder).rglob("*") if p.suffix.lower() in SUFFIXES) if folder else []
+        if folder and not Path(folder).is_dir():
+            sys.exit(f"{folder}: there is no such folder")
         if folder and len(self.files) < BATCH:
             sys.exit(f"{folder}: {len(self.files)} images ({' '.join(SUFFIXES)}), and a batch needs {BATCH}")
         self.view_1, self.view_2 = make_view(blur=1.0, solarise=0.0), make_view(blur=0.1, solarise=0.2)
@@ -130,7 +133,6 @@ def main(folder: str | None) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2 or sys.argv[1:2] in (["-h"], ["--help"]):
-        print(__doc__)
-        sys.exit()
-    main(sys.argv[1] if len(sys.argv) > 1 else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", help=f"images ({' '.join(SUFFIXES)}) at any depth; by default random ones")
+    main(parser.parse_args().folder)

@@ -11,22 +11,29 @@ import types
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-def features(snippet: str, images: Tensor) -> Tensor:
-    """What a reader gets who pastes the lines."""
+def features(snippet: str, images: Tensor, photo: Path) -> tuple[Tensor, Tensor | None]:
+    """What a reader gets who pastes the lines: of images, and of a photo as the lines prepare it, if they do."""
     names: dict = {}
     exec(snippet, names)
     if "session" in names:
-        return torch.from_numpy(names["session"].run(None, {"images": images.numpy()})[0])
-    if "cfg" in names:
-        return of_detectron2(names["cfg"], images)
-    if "model" not in names:
-        return names["state"]["layer4.0.conv2.weight"]
-    return without_classifier(names["model"])(images)
+        session = names["session"]
+
+        def model(given: Tensor) -> Tensor:
+            return torch.from_numpy(session.run(None, {"images": numpy.asarray(given)})[0])
+
+    elif "cfg" in names:
+        return of_detectron2(names["cfg"], images), None
+    elif "model" not in names:
+        return names["state"]["layer4.0.conv2.weight"], None
+    else:
+        model = names["model"]
+    return model(images), model(names["preprocess"](photo)) if "preprocess" in names else None
 
 
 def without_classifier(model: nn.Module) -> nn.Module:

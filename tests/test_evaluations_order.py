@@ -1,6 +1,7 @@
 """Several protocols in one command: cheap ones first, said before, written as they come, not repeated; a quick look."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -104,6 +105,9 @@ def test_all_runs_cheap_ones_first_and_is_not_done_twice(here):
     (plan,) = [line for line in text.splitlines() if line.startswith("in order: ")]
     assert [word.split(" ")[0] for word in plan.removeprefix("in order: ").split(";")[0].split(", ")] == made
     assert all(f"{protocol} (about " in plan for protocol in TRAINING)
+    assert re.search(r"; in all about \d+ s of training; ", plan)
+    said = text.index("timing a few steps"), text.index(plan), text.index(f"evaluating {made[0]} (1 of {len(made)})")
+    assert sorted(said) == list(said)
     assert "times are rough" in plan
 
     again = tico("all", *SHORT)

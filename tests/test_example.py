@@ -1,6 +1,8 @@
 """The one-file example computes the package's loss, and runs."""
 
 import importlib.util
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,9 +70,28 @@ def test_it_trains_and_saves_an_encoder_that_torchvision_loads(
 
 
 def test_it_refuses_a_folder_without_images(example, tmp_path):
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(SystemExit, match=r"0 images \(\.jpg \.jpeg \.png \.webp\), and a batch needs 64"):
-            example.main(str(folder))
+    with pytest.raises(SystemExit, match=r"0 images \(\.jpg \.jpeg \.png \.webp\), and a batch needs 64"):
+        example.main(str(tmp_path))
+    with pytest.raises(SystemExit, match="nowhere: there is no such folder"):
+        example.main(str(tmp_path / "nowhere"))
+
+
+def test_it_reads_the_usual_endings_in_any_case_at_any_depth(example, tmp_path, monkeypatch):
+    monkeypatch.setattr(example, "BATCH", 4)
+    names = ("a.jpeg", "b.JPG", "deep/c.webp", "deep/d.Png")
+    for name in (*names, "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert [str(file.relative_to(tmp_path)) for file in example.TwoViews(str(tmp_path)).files] == sorted(names)
+
+
+@pytest.mark.parametrize(("words", "code", "said"), [(["--help"], 0, "at any depth"), (["a", "b"], 2, "usage: ")])
+def test_it_explains_itself(words, code, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [str(FILE), *words])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(FILE), run_name="__main__")
+    assert stopped.value.code == code
+    assert said in "".join(capsys.readouterr())
 
 
 def test_it_is_short():

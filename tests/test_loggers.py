@@ -205,8 +205,8 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch):
         load_recipe("demo", {"training.loggers": ["tensorbored"]})
     (tmp_path / "wandb").mkdir()  # as wandb itself leaves one
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("tico_ssl.training.logger.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"^training\.loggers: wandb .*pip install 'tico-ssl\[wandb\]'$"):
+    monkeypatch.setattr("tico_ssl.training.logger.installed", lambda name: False)
+    with pytest.raises(UserError, match=r"^training\.loggers: wandb .*pip install .*\[wandb\]'$"):
         pretrain("demo", out=tmp_path / "run", overrides={"training.loggers": ["wandb"]})
     assert not (tmp_path / "run").exists()
 

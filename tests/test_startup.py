@@ -15,6 +15,7 @@ LIGHT = [
     ["--help"],
     ["pretrain", "--help"],
     ["replay", "--help"],
+    ["doctor", "--help"],
     ["list"],
     *(["list", what] for what in ("recipes", "studies", "methods", "views", "data", "evaluations", "exporting")),
     ["describe", "cifar10/tico"],

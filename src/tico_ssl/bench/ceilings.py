@@ -21,6 +21,12 @@ class Ceilings:
     flops_per_second: float
     bytes_per_second: float
 
+    def higher(self, other: "Ceilings") -> "Ceilings":
+        """The higher of two measurements of each."""
+        return Ceilings(
+            max(self.flops_per_second, other.flops_per_second), max(self.bytes_per_second, other.bytes_per_second)
+        )
+
 
 def measure_ceilings(device: torch.device, precision: torch.dtype, seconds: float) -> Ceilings:
     """Time square matmuls in this precision, and a copy within device memory."""

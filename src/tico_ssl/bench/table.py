@@ -24,6 +24,8 @@ def print_report(report: Report) -> None:
         f"{roof.megabytes:,.3g} MB per image; {roof.limited_by_memory:.0%} of the time is memory-bound"
     )
     console.print(_steps(report))
+    if report.doubt is not None:
+        say(f"note       {report.doubt}")
     _say_feeding(report)
     for rival in report.against:
         console.print(_comparison(report, rival))

@@ -3,9 +3,10 @@
 import os
 import sys
 
-from tico_ssl.cli import classifying, computing, exporting, images, looking, lookup
+from tico_ssl.cli import classifying, computing, doctor, exporting, images, looking, lookup
 from tico_ssl.cli._app import app
 from tico_ssl.runtime.errors import UserError, one_line
+from tico_ssl.runtime.interrupts import answered
 
 __all__ = ["app", "main"]
 
@@ -15,7 +16,8 @@ def main() -> None:
     NaN."""
     try:
         try:
-            app()
+            with answered(end=True):
+                app()
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # `tico list | head`

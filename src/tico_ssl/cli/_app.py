@@ -10,7 +10,6 @@ from tico_ssl.runtime.errors import UserError
 app = typer.Typer(
     help="Self-supervised pretraining of vision backbones with TiCo, from a folder of images to an evaluated model.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -42,9 +41,20 @@ DataOption = Annotated[
         help=f"{DATA_FORMS}; by default the data of the recipe or run. Repeatable.",
     ),
 ]
-BF16Option = Annotated[bool, typer.Option("--bf16", help="Compute frozen features in bf16: faster, less exact.")]
+BF16Option = Annotated[
+    bool,
+    typer.Option(
+        "--bf16",
+        help="Compute frozen features in bf16: less exact; faster on GPUs and on CPUs that have it (`tico doctor`).",
+    ),
+]
 RECIPE_WORDS = "[RECIPE] [KEY=VALUE ...]"
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="Images, as for --data.")]
+
+
+def example(*commands: str) -> str:
+    """The end of a verb's help: commands as they are typed."""
+    return "\n".join(["\b", "Example:" if len(commands) == 1 else "Examples:", *(f"  {line}" for line in commands)])
 
 
 def exit_code(stop: KeyboardInterrupt) -> int:

@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from tico_ssl.cli._app import DataOption, app, changes_of, exit_code
+from tico_ssl.cli._app import DataOption, app, changes_of, example, exit_code
 
 
-@app.command()
+@app.command(epilog=example("tico finetune runs/mine --data labelled/ head=whole epochs=30"))
 def finetune(
     run: Annotated[
         str,
@@ -45,7 +45,7 @@ def finetune(
     say(made.summary)
 
 
-@app.command()
+@app.command(epilog=example("tico predict runs/mine photos/ --out predictions.csv"))
 def predict(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Folder or file of `tico finetune`, or its run folder.")

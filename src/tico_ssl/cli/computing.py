@@ -12,13 +12,14 @@ from tico_ssl.cli._app import (
     DataOption,
     app,
     changes_of,
+    example,
     exit_code,
     split_words,
 )
 from tico_ssl.runtime.errors import UserError
 
 
-@app.command()
+@app.command(epilog=example("tico pretrain photos --data photos/ --out runs/mine training.epochs=100"))
 def pretrain(
     words: Annotated[
         list[str] | None,
@@ -35,7 +36,7 @@ def pretrain(
         str | None,
         typer.Option(
             help="Weights to start from: torchvision/NAME or timm/NAME (public weights), a checkpoint file of another "
-            "program, a run or a backbone file. As training.init=..."
+            "program, a run or a backbone file. As training.init=...; by default random."
         ),
     ] = None,
     init_strict: Annotated[
@@ -45,9 +46,13 @@ def pretrain(
             help="Whether initial weights must match the whole backbone (default), or the rest starts at random.",
         ),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="As training.epochs=...")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="As training.batch_size=...")] = None,
-    image_size: Annotated[int | None, typer.Option(help="As data.image_size=..., in pixels.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="As training.epochs=...; by default the recipe's.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Images per step, as training.batch_size=...; by default the recipe's.")
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(help="Side in pixels, as data.image_size=...; by default the recipe's.")
+    ] = None,
 ) -> None:
     """Pretrain a backbone. Without arguments: recipe `demo` on synthetic textures, minutes on a CPU."""
     from tico_ssl.runtime.progress import is_main, say
@@ -80,7 +85,7 @@ def pretrain(
     say(f"next       tico evaluate {run.folder} {'knn linear rankme' if labelled else 'rankme'}")
 
 
-@app.command()
+@app.command(epilog=example("tico replay runs/mine"))
 def replay(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder whose training stopped at NaN.")],
 ) -> None:
@@ -92,7 +97,7 @@ def replay(
         say(line)
 
 
-@app.command()
+@app.command(epilog=example("tico evaluate runs/mine knn linear --data labelled/"))
 def evaluate(
     run: Annotated[
         str,
@@ -165,7 +170,7 @@ def evaluate(
         say(f"next       tico report {subject}")
 
 
-@app.command()
+@app.command(epilog=example("tico study methods-textures --dry-run"))
 def study(
     words: Annotated[
         list[str],
@@ -205,7 +210,7 @@ def study(
     say(f"next       tico evaluate {summary.folder}/RUN PROTOCOL")
 
 
-@app.command()
+@app.command(epilog=example("tico bench photos --data photos/ --out speed.json"))
 def bench(
     words: Annotated[
         list[str] | None,

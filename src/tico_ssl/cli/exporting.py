@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from tico_ssl.cli._app import RunArgument, app
+from tico_ssl.cli._app import RunArgument, app, example
 
 
-@app.command()
+@app.command(epilog=example("tico export runs/mine onnx --preprocessing inside"))
 def export(
     run: RunArgument,
     format: Annotated[

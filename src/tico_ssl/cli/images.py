@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from tico_ssl.cli._app import SourceArgument, app, changes_of
+from tico_ssl.cli._app import SourceArgument, app, changes_of, example
 from tico_ssl.runtime.printing import printable
 
 data_app = typer.Typer(help="Preview, check and pack images; verify a packed file.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
 
-@data_app.command()
+@data_app.command(epilog=example("tico data check photos/ --out bad_files.jsonl"))
 def check(
     source: SourceArgument,
     channels: Annotated[int, typer.Option(help="Channels of the network's input.")] = 3,
@@ -46,7 +46,7 @@ def check(
     say(f"next       tico pretrain --data {source}")
 
 
-@data_app.command()
+@data_app.command(epilog=example("tico data pack photos/ photos.tico --size 256"))
 def pack(
     source: SourceArgument,
     out: Annotated[str, typer.Argument(metavar="OUT", help="File to write, *.tico.")],
@@ -71,7 +71,7 @@ def pack(
     say(f"next       tico pretrain --data {out}")
 
 
-@data_app.command()
+@data_app.command(epilog=example("tico data verify photos.tico"))
 def verify(file: Annotated[str, typer.Argument(metavar="FILE", help="A packed file.")]) -> None:
     """Verify all checksums of a packed file. Exit code 2 if it is damaged."""
     from tico_ssl.data.formats.packed import verify_packed
@@ -81,7 +81,7 @@ def verify(file: Annotated[str, typer.Argument(metavar="FILE", help="A packed fi
     say(f"{file}: {images:,} images, {size:,} bytes, all checksums are correct")
 
 
-@data_app.command()
+@data_app.command(epilog=example("tico data preview photos/ --recipe photos --count 6"))
 def preview(
     source: SourceArgument,
     recipe: Annotated[str, typer.Option(help="Recipe whose views are drawn.")] = "demo",

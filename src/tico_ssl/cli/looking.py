@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
-from tico_ssl.cli._app import DataOption, app, changes_of
+from tico_ssl.cli._app import DataOption, app, changes_of, example
 from tico_ssl.runtime.printing import printable_lines
 
 
-@app.command()
+@app.command(epilog=example("tico report runs/mine"))
 def report(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN...", help="Run folders, or that of a study; others are passed over.")
@@ -29,7 +29,7 @@ def report(
     say("next       open it in a browser; it needs no network")
 
 
-@app.command()
+@app.command(epilog=example("tico compare runs/a runs/b --format markdown"))
 def compare(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN...", help="Run folders or study folders; others are passed over.")
@@ -54,7 +54,7 @@ def compare(
         show(comparison)
 
 
-@app.command("list")
+@app.command("list", epilog=example("tico list backbones resnet"))
 def list_(
     what: Annotated[
         str,
@@ -70,7 +70,7 @@ def list_(
     print_catalogue(what, search)
 
 
-@app.command()
+@app.command(epilog=example("tico describe cifar10/tico method=simclr"))
 def describe(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe or study, or a YAML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Overrides.")] = None,
@@ -81,10 +81,13 @@ def describe(
     typer.echo(printable_lines(in_words(recipe, changes_of(overrides or []))))
 
 
-@app.command()
+@app.command(epilog=example("tico cache --limit 20G"))
 def cache(
     which: Annotated[str, typer.Argument(metavar="[TEXT]", help="Only entries with this text, such as a path.")] = "",
-    limit: Annotated[str | None, typer.Option(help="Set the size limit, such as 20G; what is over it goes.")] = None,
+    limit: Annotated[
+        str | None,
+        typer.Option(help="Set the size limit in bytes, such as 20G; what is over it goes. By default it stays."),
+    ] = None,
     clear: Annotated[bool, typer.Option("--clear", help="Remove entries that no command uses now.")] = False,
 ) -> None:
     """Show, limit or clear the decoded images that are kept between commands."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tico_ssl.cli._app import DATA_FORMS, BF16Option, DataOption, app, exit_code
+from tico_ssl.cli._app import DATA_FORMS, BF16Option, DataOption, app, example, exit_code
 from tico_ssl.runtime.errors import UserError
 
 ModelArgument = Annotated[
@@ -32,7 +32,7 @@ def resumable() -> Iterator[None]:
         raise typer.Exit(exit_code(stop)) from stop
 
 
-@app.command()
+@app.command(epilog=example("tico embed runs/mine --data photos/ --out features.csv"))
 def embed(
     model: ModelArgument,
     data: DataOption = None,
@@ -51,7 +51,7 @@ def embed(
     say(f"wrote {written}")
 
 
-@app.command()
+@app.command(epilog=example("tico search runs/mine photos/ --query one.jpg --out found"))
 def search(
     model: ModelArgument,
     data: ImagesArgument,
@@ -78,7 +78,7 @@ def search(
         say(f"\nwrote      {out}/search.html, search.png, search.csv")
 
 
-@app.command()
+@app.command(epilog=example("tico curate runs/mine photos/ --out curated --subset 1000"))
 def curate(
     model: ModelArgument,
     data: ImagesArgument,

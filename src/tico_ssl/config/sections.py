@@ -196,7 +196,7 @@ class TrainingConfig(Section):
     seed: Annotated[int, Field(ge=0)] = 0
     """Random seed of weights, image order and views."""
     precision: Precision = "auto"
-    """auto: bf16 where the device supports it well, else fp32."""
+    """auto: bf16 on GPUs (Ampere or later) and CPUs (AVX512-BF16 or AMX) that multiply it faster, else fp32."""
     execution: Execution = "auto"
     """eager, compiled (torch.compile, which takes a minute or two), or captured as a CUDA graph. auto: captured on one
     GPU, else eager."""

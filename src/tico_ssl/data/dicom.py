@@ -7,6 +7,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tico_ssl.data.names import DICOM_SUFFIXES
+from tico_ssl.runtime.extras import install_command
 
 MARK = slice(128, 132)  # where DICM is
 DEFLATED = b"1.2.840.10008.1.2.1.99"  # a transfer syntax
@@ -23,7 +24,7 @@ def _library() -> Any:
     try:
         import pydicom
     except ImportError as error:
-        raise ValueError("DICOM files need pydicom: pip install 'tico-ssl[dicom]'") from error
+        raise ValueError(f"DICOM files need pydicom: {install_command('dicom')}") from error
     return pydicom
 
 

@@ -27,9 +27,13 @@ def as_images(
     if isinstance(given, np.ndarray) and given.ndim == 4:
         given = list(given)
     if isinstance(given, Tensor) and given.ndim == 4:
-        return given
+        if given.shape[1] == channels:
+            return given
+        given = list(given)
     if isinstance(given, Tensor | np.ndarray | Image.Image | str | Path):
         given = [given]
+    if len(given) == 0:
+        raise UserError("no images are given")
     return [_one(image, channels, limits) for image in given]
 
 

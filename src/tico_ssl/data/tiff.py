@@ -9,6 +9,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from tico_ssl.data.names import TIFF_SUFFIXES
+from tico_ssl.runtime.extras import install_command
 
 MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 MOST_PAGES = 100_000  # per file; more are a mistake or an attack
@@ -99,7 +100,7 @@ def read_tiff(file: BinaryIO, number: int, channels: int, allow: Allow, box: Box
     try:
         import tifffile
     except ImportError as error:
-        raise ValueError("TIFFs of this kind need tifffile: pip install 'tico-ssl[tiff]'") from error
+        raise ValueError(f"TIFFs of this kind need tifffile: {install_command('tiff')}") from error
     places = images_in(file, channels)[number]
     file.seek(0)
     with tifffile.TiffFile(file) as tiff:

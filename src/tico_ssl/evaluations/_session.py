@@ -110,13 +110,15 @@ class Session:
         return lines
 
     def _say_plan(self, protocols: Sequence[str]) -> None:
-        """The protocols in order, with how long those will take that train."""
+        """The protocols in order, with how long those will take that train, and all of these."""
         estimates = {protocol: self._seconds(protocol) for protocol in protocols}
-        timed = any(seconds is not None for seconds in estimates.values())
+        timed = [seconds for seconds in estimates.values() if seconds is not None]
         if len(protocols) < 2 and not timed:
             return
         words = [name if s is None else f"{name} (about {duration(s)})" for name, s in estimates.items()]
-        say(f"in order: {', '.join(words)}" + ("; times are rough, from a few steps on random images" if timed else ""))
+        total = f"; in all about {duration(sum(timed))} of training" if len(timed) > 1 else ""
+        rough = "; times are rough, from a few steps on random images" if timed else ""
+        say(f"in order: {', '.join(words)}{total}{rough}")
 
     def _seconds(self, protocol: str) -> float | None:
         """Estimated seconds of a protocol that says how much work it is; None of another, and of one that the data do
@@ -129,7 +131,9 @@ class Session:
             work = module.work(context, self._config(protocol))
         except UserError:  # which is said when its turn comes
             return None
-        self._pace = self._pace or measure_pace(context)
+        if self._pace is None:
+            say("timing a few steps of the network, to say how long protocols that train will take")
+            self._pace = measure_pace(context)
         return self._pace.seconds(work)
 
     def _made(self, protocol: str, number: str) -> Result:

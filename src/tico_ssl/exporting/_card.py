@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tico_ssl.exporting._snippets import about_input, assembled, reading
 from tico_ssl.exporting._writing import Origin
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.results.metrics import measurements
@@ -92,15 +93,26 @@ def _use(model: Backbone) -> list[str]:
         "## Use",
         "",
         "```python",
-        "import timm",
-        "",
-        'model = timm.create_model("local-dir:.", pretrained=True).eval()  # or "hf-hub:NAME/MODEL"',
-        "config = timm.data.resolve_model_data_config(model)",
-        "transform = timm.data.create_transform(**config)",
+        *using(model, "local-dir:.", '  # or "hf-hub:NAME/MODEL"'),
         "```",
         "",
-        "`num_classes=10` instead gives it a classifier to train.",
+        "`num_classes=10` gives it a classifier to train. timm's own transform (`timm.data.create_transform`) cuts "
+        "nearly the same square, so features differ a little from those of `preprocess`, which were evaluated.",
     ]
+
+
+def using(model: Backbone, place: str, remark: str = "") -> list[str]:
+    """Lines that build the network by timm, and make its input of a picture."""
+    return assembled(
+        [
+            "import timm",
+            "import torch",
+            f"model = timm.create_model({place!r}, pretrained=True).eval(){remark}",
+            "config = timm.data.resolve_model_data_config(model)  # of timm's own transforms",
+            *reading(model, "outside", "torch.tensor"),
+            f"# features = model(preprocess('photo.jpg')), which {about_input(model)}",
+        ]
+    ).split("\n")
 
 
 def _bullets(facts: dict[str, str]) -> list[str]:

@@ -56,7 +56,7 @@ def in_library(backbone: Backbone, library: str) -> Backbone:
     if own == "tico" or backbone.config.arguments or name not in backbones.catalogue(library):
         raise _no_counterpart(backbone, library)
     config = backbone.config.model_copy(update={"name": name, "weight_standardisation": False})
-    other = build_backbone(config, backbone.image_size, backbone.mean, backbone.std).eval()
+    other = build_backbone(config, backbone.image_size, backbone.mean, backbone.std, backbone.limits).eval()
     if not _copy_weights(backbone, other, library):
         raise _no_counterpart(backbone, library)
     if not agreement(backbone, other, normal_images(config.channels, backbone.image_size)):

@@ -1,6 +1,5 @@
 """Export a backbone, with a snippet that loads the file. User errors are raised before torch is imported."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -8,6 +7,7 @@ from tico_ssl.classifying.place import is_classifier
 from tico_ssl.config import catalogue
 from tico_ssl.results.run_folder import Run, backbone_file
 from tico_ssl.runtime.errors import UserError, suggestion
+from tico_ssl.runtime.extras import install_command, installed
 
 if TYPE_CHECKING:
     from tico_ssl.networks.backbones import Backbone
@@ -105,9 +105,9 @@ def _require_checkpoint(run: Path) -> None:
 
 
 def _require_installed(format: str) -> None:
-    missing = [name for name in catalogue.declaration("exporting", format, "NEEDS", ()) if find_spec(name) is None]
+    missing = [name for name in catalogue.declaration("exporting", format, "NEEDS", ()) if not installed(name)]
     if missing:
-        raise UserError(f"format '{format}' needs {' and '.join(missing)}: pip install 'tico-ssl[{format}]'")
+        raise UserError(f"format '{format}' needs {' and '.join(missing)}: {install_command(format)}")
 
 
 def _load(run: str | Path, network: str) -> "Backbone":

@@ -11,9 +11,8 @@ from typing import Any
 from safetensors.torch import save
 
 from tico_ssl.exporting._agreement import agreement, normal_images
-from tico_ssl.exporting._card import model_card
+from tico_ssl.exporting._card import model_card, using
 from tico_ssl.exporting._counterparts import in_library
-from tico_ssl.exporting._snippets import about_input
 from tico_ssl.exporting._writing import Origin
 from tico_ssl.networks.backbones import Backbone, has_small_stem, timm_arguments
 from tico_ssl.networks.storage import plain_state
@@ -39,14 +38,7 @@ def write(backbone: Backbone, out: Path, origin: Origin) -> str:
         (folder / "model.safetensors").write_bytes(save(plain_state(model), metadata={"format": "pt"}))
         (folder / "README.md").write_text(model_card(model, origin, out.name), encoding="utf-8")
         _require_same(model, folder)
-    return "\n".join(
-        [
-            "import timm",
-            f"model = timm.create_model({f'local-dir:{out}'!r}, pretrained=True).eval()",
-            "config = timm.data.resolve_model_data_config(model)",
-            f"transform = timm.data.create_transform(**config)  # {about_input(model)}",
-        ]
-    )
+    return "\n".join(using(model, f"local-dir:{out}"))
 
 
 def timm_config(model: Backbone) -> dict[str, Any]:

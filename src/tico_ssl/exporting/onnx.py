@@ -11,7 +11,7 @@ from torch import Tensor
 from tico_ssl.exporting._agreement import agreement
 from tico_ssl.exporting._classifier import output_of
 from tico_ssl.exporting._graph import Whole, about, input_comment, random_images, traced
-from tico_ssl.exporting._snippets import shape_of
+from tico_ssl.exporting._snippets import assembled, reading, shape_of
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.fallbacks import reason_of
@@ -38,13 +38,14 @@ def write(backbone: Backbone, out: Path, preprocessing: str = "outside") -> str:
             raise UserError(f"ONNX Runtime computes other features than PyTorch: {found}; nothing was written")
     say(f"checked with ONNX Runtime against PyTorch: {found}")
     dtype, output = "uint8" if preprocessing == "inside" else "float32", output_of(backbone)
-    return "\n".join(
+    return assembled(
         [
             "import numpy",
             "import onnxruntime",
             f"session = onnxruntime.InferenceSession({str(out)!r})",
             "about = session.get_modelmeta().custom_metadata_map  # architecture, input_size, mean, std, any classes",
-            f"images = numpy.zeros((1, {shape_of(backbone)}), numpy.{dtype})",
+            *reading(backbone, preprocessing, "numpy.ascontiguousarray"),
+            f"images = numpy.zeros((1, {shape_of(backbone)}), numpy.{dtype})  # or preprocess('photo.jpg')",
             f"({output},) = session.run(None, {{'images': images}})  # {input_comment(backbone, preprocessing)}",
         ]
     )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tico_ssl.exporting._snippets import loading
+from tico_ssl.exporting._snippets import assembled, loading
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.storage import ENTRY, save_backbone
 
@@ -20,5 +20,11 @@ def write(backbone: Backbone, out: Path) -> str:
         f"    about = json.loads(file.metadata()[{ENTRY!r}])  # config, image_size, mean, std",
     ]
     if backbone.config.name.startswith("tico/"):
-        return "\n".join([*lines, f"# with tico-ssl: model = tico_ssl.load_backbone({str(out)!r})"])
-    return "\n".join([*lines, *loading(backbone, "state")])
+        return assembled(
+            [
+                *lines,
+                f"# with tico-ssl: model = tico_ssl.load_backbone({str(out)!r})",
+                "#                features = model(model.preprocess('photo.jpg'))",
+            ]
+        )
+    return assembled([*lines, *loading(backbone, "state")])

@@ -8,7 +8,7 @@ import torch
 from tico_ssl.exporting._agreement import agreement
 from tico_ssl.exporting._classifier import output_of
 from tico_ssl.exporting._graph import Whole, about, input_comment, random_images, traced
-from tico_ssl.exporting._snippets import shape_of
+from tico_ssl.exporting._snippets import assembled, reading, shape_of
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import written_atomically
@@ -34,14 +34,15 @@ def write(backbone: Backbone, out: Path, preprocessing: str = "outside") -> str:
             raise UserError(f"the exported graph has other features than the network: {found}; nothing was written")
     say(f"checked against the network: {found}")
     dtype = "uint8" if preprocessing == "inside" else "float32"
-    return "\n".join(
+    return assembled(
         [
             "import json",
             "import torch",
             f"extra = {{{ABOUT!r}: ''}}",
             f"model = torch.export.load({str(out)!r}, extra_files=extra).module()",
             f"about = json.loads(extra[{ABOUT!r}])  # architecture, input_size, mean, std, any classes",
-            f"images = torch.zeros(1, {shape_of(backbone)}, dtype=torch.{dtype})",
+            *reading(backbone, preprocessing, "torch.tensor"),
+            f"images = torch.zeros(1, {shape_of(backbone)}, dtype=torch.{dtype})  # or preprocess('photo.jpg')",
             f"{output_of(backbone)} = model(images)  # {input_comment(backbone, preprocessing)}",
         ]
     )

@@ -20,6 +20,7 @@ from tico_ssl.networks.storage import save_backbone
 from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.extras import install_command
 from tico_ssl.runtime.randomness import generator
 from tico_ssl.training.initial import Start
 from tico_ssl.training.plan import Plan
@@ -30,7 +31,7 @@ from tico_ssl.views.executor import Views, sizes_of
 try:
     from lightning.pytorch import LightningModule
 except ModuleNotFoundError as error:
-    raise ImportError("tico_ssl.integrations.lightning needs lightning: pip install 'tico-ssl[lightning]'") from error
+    raise ImportError(f"tico_ssl.integrations.lightning needs lightning: {install_command('lightning')}") from error
 
 CPU = torch.device("cpu")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from tico_ssl.results.table import Sheet, markdown_lines
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.extras import install_command
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")  # the apostrophe itself, so that removing one gives the text back
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
@@ -47,7 +48,7 @@ def require_kind(out: Path, kinds: Iterable[str], what: str) -> None:
     if out.suffix not in (known := sorted(kinds)):
         raise UserError(f"{out}: {what} are written as {', '.join(known)}")
     if out.suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise UserError(f"{out}: parquet needs pyarrow: pip install 'tico-ssl[parquet]'")
+        raise UserError(f"{out}: parquet needs pyarrow: {install_command('parquet')}")
 
 
 def safe_cell(text: str) -> str:

@@ -59,7 +59,7 @@ def resolve_precision(precision: str, device: torch.device) -> torch.dtype:
 def has_bf16(device: torch.device) -> bool:
     """Whether the device multiplies bf16 faster than float32 (on a CPU: 1.5 times for the demo's step)."""
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported())
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 

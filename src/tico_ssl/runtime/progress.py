@@ -10,12 +10,14 @@ from typing import TypeVar
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
+from rich.table import Column
 
 from tico_ssl.runtime.launcher import launched, launched_rank
 from tico_ssl.runtime.printing import printable_lines
 
 T = TypeVar("T")
 SECONDS_BETWEEN_LINES = 20.0  # of progress, without a terminal
+BAR = 16  # columns of a terminal
 
 
 class SafeConsole(Console):
@@ -46,14 +48,20 @@ def say(text: str = "") -> None:
             console.print(text, markup=False)
 
 
+def words(field: str) -> TextColumn:
+    """A column for a bar, of text that takes what room there is, and is cut where there is none."""
+    return TextColumn(f"{{task.fields[{field}]}}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
+
+
 def bar(*columns: TextColumn) -> Progress:
-    """A progress bar, silent without a terminal."""
+    """A progress bar, silent without a terminal. Steps and time left come first, for narrow terminals."""
+    whole = Column(no_wrap=True)
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
+        BarColumn(bar_width=BAR),
+        MofNCompleteColumn(table_column=whole),
+        TimeRemainingColumn(table_column=whole),
         *columns,
-        TimeRemainingColumn(),
         console=console,
         disable=not (console.is_terminal and is_main()),
         transient=True,
@@ -74,7 +82,7 @@ def track(
         yield from items
         return
     pace = _Pace(label, total, unit)
-    with bar(TextColumn("{task.fields[speed]}")) as progress:
+    with bar(words("speed")) as progress:
         task = progress.add_task(label, total=total, speed="")
         for item in items:
             yield item

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from rich.progress import Progress, TaskID, TextColumn
+from rich.progress import Progress, TaskID
 
 from tico_ssl.runtime.errors import Interrupted, signal_name
-from tico_ssl.runtime.progress import bar, say
+from tico_ssl.runtime.progress import bar, say, words
 
 LOOK_SECONDS = 0.2
 SIDE_BY_SIDE_ON_A_GPU = 3
@@ -84,7 +84,7 @@ def run_all(works: Sequence[Work], width: int, share_of: int, label: str) -> dic
     name. On Ctrl-C or SIGTERM, stops the processes, waits for them and raises KeyboardInterrupt."""
     waiting, running, failures = list(works), list[_Process](), dict[str, str]()
     ended = 0
-    with _sigterm_as_interrupt(), bar(TextColumn("{task.fields[status]}")) as progress:
+    with _sigterm_as_interrupt(), bar(words("status")) as progress:
         total = progress.add_task(label, total=len(works), status="")
         try:
             while waiting or running:

@@ -2,9 +2,7 @@
 
 from types import TracebackType
 
-from rich.progress import TextColumn
-
-from tico_ssl.runtime.progress import bar
+from tico_ssl.runtime.progress import bar, words
 
 
 class Display:
@@ -12,7 +10,7 @@ class Display:
 
     def __init__(self, name: str, steps: int, start: int, lines: int = 20) -> None:
         self.steps, self.lines, self._shown = steps, lines, lines * start // max(1, steps)
-        self._bar = bar(TextColumn("{task.fields[status]}"))
+        self._bar = bar(words("status"))
         self._task = self._bar.add_task(name, total=steps, completed=start, status="")
 
     def __enter__(self) -> "Display":

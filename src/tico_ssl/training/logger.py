@@ -3,12 +3,12 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from tico_ssl.results.run_folder import Run
 from tico_ssl.runtime.errors import UserError, refusal
+from tico_ssl.runtime.extras import install_command, installed
 from tico_ssl.runtime.progress import say
 
 Ending = Literal["finished", "stopped", "failed"]
@@ -17,9 +17,8 @@ Ending = Literal["finished", "stopped", "failed"]
 def require_loggers(names: Sequence[str]) -> None:
     """Refuse loggers whose library is missing."""
     for name in names:
-        spec = find_spec(name)
-        if spec is None or spec.origin is None:  # without an origin: a folder that happens to have this name
-            raise UserError(f"training.loggers: {name} is not installed: pip install 'tico-ssl[{name}]'")
+        if not installed(name):
+            raise UserError(f"training.loggers: {name} is not installed: {install_command(name)}")
 
 
 class Logger(ABC):

@@ -4,7 +4,7 @@ Batches start at the step of the checkpoint; random numbers of the network are a
 to stop, agreed on by all processes, ends with a checkpoint. So a resumed training is identical to an uninterrupted one.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -20,6 +20,7 @@ from tico_ssl.runtime.randomness import derived_seed
 from tico_ssl.training.checkpoint import StopRequest
 from tico_ssl.training.clock import Clock
 from tico_ssl.training.display import Display
+from tico_ssl.training.forecast import Forecast
 from tico_ssl.training.journal import check_finite
 from tico_ssl.training.step import Outcome
 
@@ -36,10 +37,16 @@ class Course:
     seed: int
     name: str = ""
     go_on: str = ""
+    timed: Sequence[int] = ()
+    """Numbers of completed steps from which on a few are timed for a forecast."""
 
 
 def _nothing(done: int) -> None:
     """The default hook."""
+
+
+def _unsaid(done: int, seconds: float) -> None:
+    """The default forecast."""
 
 
 def _finite_loss(done: int, batch: object, outcome: Outcome) -> None:
@@ -70,11 +77,13 @@ class Hooks(Generic[B]):
     """Raise an error if a step has left what must be neither logged nor saved; in every process."""
     tell: Callable[[int, dict[str, str]], None] = _say
     """Report what fell back to a slower path, with reasons; once each."""
+    foretell: Callable[[int, float], None] = _unsaid
+    """Say how many seconds the rest will take, roughly."""
 
 
 def train(course: Course, batches: Generator[B], hooks: Hooks[B], clock: Clock, display: Display) -> None:
     """Carry out all steps, one per batch."""
-    told: set[str] = set()
+    told, forecast = set[str](), Forecast(course.steps, course.timed)
     with closing(batches), display, StopRequest() as stop:
         for step, batch in enumerate(batches, course.start):
             seed_network(course.seed, step)
@@ -84,6 +93,8 @@ def train(course: Course, batches: Generator[B], hooks: Hooks[B], clock: Clock, 
             if new := {what: why for what, why in fallbacks.drain().items() if what not in told}:
                 told.update(new)
                 hooks.tell(done, new)
+            if (seconds := forecast.left(done)) is not None:
+                hooks.foretell(done, seconds)
             at_log_step = hooks.log_due(done)
             if at_log_step:
                 hooks.check(done, batch, outcome)

@@ -27,6 +27,7 @@ from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.pipeline.loader import Loader, RawBatch
 from tico_ssl.pipeline.sheet import COLUMNS, save_contact_sheet
 from tico_ssl.pipeline.workers import chosen_workers
+from tico_ssl.results.record import duration
 from tico_ssl.results.run_folder import Run, create_run
 from tico_ssl.runtime import distributed, fallbacks
 from tico_ssl.runtime.device import resolve_precision
@@ -158,9 +159,17 @@ def _train(setup: Setup, run: Run, begin: Position) -> None:
     knn = OnlineKnn.of(setup.recipe, setup.source, setup.device)
     with Monitor(run, plan.steps, settings.batch_size, begin, settings.loggers) as monitor:
         moments = _Moments(setup, run, step, monitor, knn, watch)
-        course = Course(begin.step, plan.steps, settings.seed, go_on="; continue with --resume")
+        course = Course(
+            begin.step, plan.steps, settings.seed, go_on="; continue with --resume", timed=_timed(setup, begin.step)
+        )
         loop.train(course, moments.batches(begin.step), moments.hooks(), monitor.clock, monitor.display)
         monitor.note(f"trained in {monitor.clock.seconds:,.0f} s")
+
+
+def _timed(setup: Setup, start: int) -> list[int]:
+    """When to look how fast training is: at its start, and in the second epoch if images are then decoded already."""
+    second = setup.plan.steps_per_epoch
+    return [start, second] if setup.loader.store is not None and start < second else [start]
 
 
 @dataclass(frozen=True)
@@ -184,6 +193,7 @@ class _Moments:
             save=self.save,
             between=self.between,
             tell=self.tell,
+            foretell=self.foretell,
         )
 
     def batches(self, start: int) -> Generator[RawBatch]:
@@ -236,6 +246,14 @@ class _Moments:
 
     def tell(self, done: int, reasons: dict[str, str]) -> None:
         self.monitor.tell(done, self.setup.plan.epoch(done), reasons, self.step.execution)
+
+    def foretell(self, done: int, seconds: float) -> None:
+        epochs, left = (
+            self.setup.recipe.training.epochs,
+            self.setup.recipe.training.epochs - self.setup.plan.epoch(done),
+        )
+        which = f"{epochs} epochs" if left > epochs - 1 else f"the remaining {left:.0f} of {epochs} epochs"
+        self.monitor.note(f"about {duration(seconds)} for {which}, as fast as it is now")
 
     def between(self, done: int) -> None:
         setup, settings = self.setup, self.setup.recipe.training

@@ -12,6 +12,7 @@ from tico_ssl.config.recipe import Recipe, load_recipe
 from tico_ssl.data.given import Given, as_source, require_data
 from tico_ssl.results.run_folder import Run, admit, as_begun, open_run
 from tico_ssl.runtime.errors import UserError, memory_advice
+from tico_ssl.runtime.interrupts import answered
 from tico_ssl.runtime.launcher import launched, launched_rank
 from tico_ssl.runtime.locks import alone_in
 from tico_ssl.runtime.progress import say
@@ -47,7 +48,7 @@ def pretrain(
     admit(run.folder, loaded, resume, overwrite)
     if loaded.training.init is not None and not (resume and run.initial_file.is_file()):
         require_initial(loaded.training.init)
-    with _alone(run.folder):
+    with _alone(run.folder), answered():
         admit(run.folder, loaded, resume, overwrite)  # again: another command may have ended since
         loaded = as_begun(run, loaded) if resume else loaded
 

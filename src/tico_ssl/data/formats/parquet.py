@@ -25,6 +25,7 @@ from tico_ssl.data.decoding import IN_FULL, BadImage, Reading
 from tico_ssl.data.formats._hub_folders import SUFFIX, holds_parquet, split_files
 from tico_ssl.data.source import Source, Split, file_identity
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.extras import install_command
 
 RANK = 1  # data sets distributed as folders may have tables next to their images
 ENDINGS = (SUFFIX,)
@@ -237,7 +238,7 @@ def _parquet() -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise UserError("parquet files need pyarrow: pip install 'tico-ssl[parquet]'") from error
+        raise UserError(f"parquet files need pyarrow: {install_command('parquet')}") from error
     return pyarrow.parquet
 
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.extras import install_command
 
 PASTE_THRESHOLD = 0.5  # probability above which a pixel belongs to the object
 
@@ -17,7 +18,7 @@ def coco_tools() -> Any:
     try:
         from pycocotools import mask
     except ImportError as error:
-        raise UserError("detection needs pycocotools: pip install 'tico-ssl[detection]'") from error
+        raise UserError(f"detection needs pycocotools: {install_command('detection')}") from error
     return mask
 
 

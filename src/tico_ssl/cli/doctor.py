@@ -1,0 +1,20 @@
+"""The verb that examines the machine: doctor."""
+
+import typer
+
+from tico_ssl.cli._app import app, example
+
+
+@app.command(epilog=example("tico doctor"))
+def doctor() -> None:
+    """Examine this machine. Says what it has for training, what is missing, and what to do. Exit code 1 if training
+    cannot run here."""
+    from tico_ssl.runtime.checkup import examine
+    from tico_ssl.runtime.progress import say
+
+    found = examine()
+    for finding in found:
+        say(finding.line())
+    if found[-1].prevents:
+        raise typer.Exit(1)
+    say("next       tico pretrain")

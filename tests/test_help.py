@@ -1,0 +1,63 @@
+"""Help on the command line: an example for every verb that works, every option with its default; and completion."""
+
+import os
+import shlex
+import subprocess
+import sys
+
+import click
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import tico_ssl
+from test_documentation import parsed
+from tico_ssl.cli import app
+
+
+def verbs(command=None, names=()):
+    """Every verb of the command line with its name in words."""
+    command = typer.main.get_command(app) if command is None else command
+    if not hasattr(command, "commands"):
+        return [pytest.param(command, list(names), id=" ".join(names))]
+    return [found for name, one in command.commands.items() for found in verbs(one, (*names, name))]
+
+
+@pytest.mark.parametrize(("command", "names"), verbs())
+def test_every_verb_has_an_example_that_is_understood(command, names):
+    text = CliRunner().invoke(app, [*names, "--help"]).output
+    examples = [line.strip() for line in text.partition("Example")[2].splitlines() if line.strip().startswith("tico ")]
+    assert examples
+    for line in examples:
+        assert parsed(shlex.split(line)[1:])[0] == names
+
+
+@pytest.mark.parametrize(("command", "names"), verbs())
+def test_every_option_says_what_it_is_and_its_default(command, names):
+    for one in command.params:
+        help = getattr(one, "help", None)
+        assert help, one.name
+        if one.param_type_name != "option" or one.is_flag or one.name == "help":
+            continue
+        if one.default is None or one.default == ():
+            assert any(word in help for word in ("default", "As ", "Set ", "Repeatable")), one.name
+        else:
+            shown = one.get_help_record(click.Context(click.Command("x")))
+            assert f"default: {one.default}" in shown[1], one.name
+
+
+def test_a_shell_completes_verbs_and_options():
+    def completed(line):
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1), "_TICO_COMPLETE": "complete_bash"}
+        program = "import sys; sys.argv = ['tico']; from tico_ssl.cli import main; main()"
+        done = subprocess.run([sys.executable, "-c", program], env=os.environ | words, capture_output=True, text=True)
+        return done.stdout.split()
+
+    assert completed("tico pre") == ["predict", "pretrain"]
+    assert "--no-cache" in completed("tico evaluate --no")
+
+
+def test_the_version_is_said_by_the_command_and_in_python():
+    assert CliRunner().invoke(app, ["--version"]).output == f"tico-ssl {tico_ssl.__version__}\n"
+    assert dir(tico_ssl) == sorted(tico_ssl.__all__)
+    assert all(getattr(tico_ssl, name) is not None for name in dir(tico_ssl))
