@@ -144,7 +144,8 @@ def _summary(classifier: str, right: dict[str, list[Tensor]]) -> Scores:
 
     def lost_on(counts: np.ndarray) -> np.ndarray:
         whole = counts @ unharmed
-        return 100 * (1 - np.divide(counts @ each, whole, out=np.ones(len(counts)), where=whole > 0))
+        kept: np.ndarray = np.divide(counts @ each, whole, out=np.ones(len(counts)), where=whole > 0)
+        return 100 * (1 - kept)
 
     return (
         Scores({name: found[name] for name in ("clean", "corrupted")}, found.evidence)

@@ -123,7 +123,8 @@ def mean_precision(precisions: Sequence[float], scores: np.ndarray, truths: np.n
             for of, truth in zip(scores.T, truths.T)
             for rated in [truth != HARD]
         ]
-        return 100 * np.nanmean(by_class, axis=0)
+        mean: np.ndarray = np.nanmean(by_class, axis=0)
+        return 100 * mean
 
     value = 100 * float(np.mean(precisions))
     resamples = max(FEWEST_RESAMPLES, min(RESAMPLES, MOST_WORK // scores.size))

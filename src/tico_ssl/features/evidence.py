@@ -198,7 +198,8 @@ def means(values: Mapping[str, Tensor]) -> Scores:
 
 
 def _mean(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    return 100 * (counts @ values) / len(values)
+    shares: np.ndarray = counts @ values / len(values)
+    return 100 * shares
 
 
 def intervals_of(numbers: Mapping[str, Numbers]) -> tuple[Stored, Stored]:

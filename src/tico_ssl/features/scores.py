@@ -39,4 +39,5 @@ def average_precisions(scores: np.ndarray, present: np.ndarray, counts: np.ndarr
     precision = np.maximum.accumulate((found / np.maximum(seen, 1))[:, ::-1], axis=1)[:, ::-1]
     area = (np.diff(found, axis=1, prepend=0.0) * precision).sum(axis=1)
     total = found[:, -1]
-    return np.divide(area, total, out=np.full(len(counts), np.nan), where=total > 0)
+    precisions: np.ndarray = np.divide(area, total, out=np.full(len(counts), np.nan), where=total > 0)
+    return precisions

@@ -15,7 +15,7 @@ from tico_ssl.results.record import Numbers, Record
 from tico_ssl.results.run_folder import flattened
 from tico_ssl.results.statistics import Spread
 from tico_ssl.results.table import Cell, Sheet, print_table, with_interval
-from tico_ssl.results.verdict import Verdict, collapse_verdict, rank, images_tested, verdict_over_seeds
+from tico_ssl.results.verdict import Verdict, collapse_verdict, images_tested, rank, verdict_over_seeds
 from tico_ssl.runtime.errors import UserError, suggestion
 from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.progress import console
@@ -61,7 +61,7 @@ class Group:
             and by.name in line["numbers"].get("trained", {})
         }
         by_seed = {seed: line["numbers"]["trained"][by.name] for seed, line in lines.items()}
-        return Contender(self.name, by_seed, images_tested([*lines.values()][0])) if lines else None
+        return Contender(self.name, by_seed, images_tested(next(iter(lines.values())))) if lines else None
 
     def number(self, protocol: str, metric: str, representation: str = "trained") -> Spread | None:
         """A metric of an evaluation over the seeds that have been evaluated."""

@@ -186,7 +186,7 @@ class Record:
     @property
     def newest_results(self) -> list[Line]:
         """All results but those that a later one replaces: of the same checkpoint, protocol, settings and data."""
-        kept = {}
+        kept: dict[str, Line] = {}
         for line in self.results:
             what = [line.get("checkpoint"), line["protocol"], line.get("settings"), _data_identity(line)]
             key = json.dumps(what, sort_keys=True, default=str)

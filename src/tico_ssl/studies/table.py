@@ -24,8 +24,6 @@ from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.progress import console
 from tico_ssl.studies.cost import Cost
 
-Numbers = dict[str, dict[str, dict[str, float]]]  # protocol, representation, metric
-
 
 @dataclass(frozen=True)
 class Measured:
@@ -36,13 +34,13 @@ class Measured:
     seconds: float
     images_per_second: float
     collapsed: str
-    numbers: Numbers
-    results: list[Line] = field(default_factory=list)
-    """The lines of results.jsonl that the numbers are from."""
+    results: dict[str, Line]
+    """Lines of results.jsonl, by protocol."""
 
     def of(self, protocol: str, representation: str) -> dict[str, float]:
         """The metrics of a protocol for a representation."""
-        return self.numbers.get(protocol, {}).get(representation, {})
+        found: dict[str, float] = self.results.get(protocol, {}).get("numbers", {}).get(representation, {})
+        return found
 
 
 @dataclass(frozen=True)
@@ -98,9 +96,8 @@ def measured(study: Study, run: Run, seed: int, cost: Cost | None) -> Measured:
     if cost is not None:
         seconds, speed = record.epochs * cost.epoch_seconds, cost.images_per_second
     results = results_of(study, run)
-    numbers = {protocol: result["numbers"] for protocol, result in results.items()}
     collapsed = collapse_verdict(record.logged[-1] if record.logged else {}, results.values())
-    return Measured(seed, record.epochs, seconds, speed, collapsed, numbers, [*results.values()])
+    return Measured(seed, record.epochs, seconds, speed, collapsed, results)
 
 
 def row_of(variant: Variant, planned: int, runs: Sequence[Measured], failed: dict[str, str]) -> Row:
@@ -109,7 +106,8 @@ def row_of(variant: Variant, planned: int, runs: Sequence[Measured], failed: dic
     if not runs:
         return row
     numbers: dict[str, dict[str, dict[str, Spread]]] = {}
-    for protocol, by_representation in runs[0].numbers.items():
+    for protocol, result in runs[0].results.items():
+        by_representation = result["numbers"]
         metrics = dict.fromkeys(metric for metrics in by_representation.values() for metric in metrics)
         numbers[protocol] = {
             metric: {
@@ -127,7 +125,7 @@ def row_of(variant: Variant, planned: int, runs: Sequence[Measured], failed: dic
             "images_per_second": statistics.fmean(run.images_per_second for run in runs),
             "collapsed": [run.collapsed for run in runs],
             "numbers": numbers,
-            "verdict": verdict_over_seeds([run.results for run in runs]),
+            "verdict": verdict_over_seeds([[*run.results.values()] for run in runs]),
         }
     )
 
