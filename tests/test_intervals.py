@@ -76,10 +76,8 @@ def test_more_images_of_the_same_kind_narrow_it_as_the_square_root():
 
 
 def test_pairing_pays_and_the_unpaired_interval_is_that_of_independent_errors():
-    paired, unpaired = (
-        np.diff(paired_interval(60, 40, 1_000))[0],
-        np.diff(unpaired_interval(0.52, 1_000, 0.5, 1_000))[0],
-    )
+    (paired,) = np.diff(paired_interval(60, 40, 1_000))
+    (unpaired,) = np.diff(unpaired_interval(0.52, 1_000, 0.5, 1_000))
     assert unpaired / paired > 2
     wald = 2 * Z * math.sqrt(0.52 * 0.48 / 1_000 + 0.5 * 0.5 / 1_000)
     assert unpaired == pytest.approx(wald, rel=0.01)
@@ -92,12 +90,13 @@ def covered(pairs: list[tuple[float, float]], truth: float) -> float:
 @pytest.mark.parametrize("images", [30, 300])
 @pytest.mark.parametrize("cells", [(0.05, 0.02), (0.2, 0.2), (0.3, 0.05)])
 def test_the_paired_interval_covers_as_often_as_it_says(images, cells):
-    """Over 1,000 draws of test images; the standard error of that share is 0.7 points."""
+    """Over 1,000 draws of test images; the standard error of that share is 0.7 points. Where about two images differ,
+    an interval cannot be so fine, and covers more often."""
     drawn = np.random.default_rng(1).multinomial(images, [*cells, 1 - sum(cells)], 1_000)
     found = [(gained, lost) for gained, lost, _ in drawn.tolist()]
     known = {pair: paired_interval(*pair, images) for pair in found}
     share = covered([known[pair] for pair in found], cells[0] - cells[1])
-    assert 0.925 <= share <= 0.985
+    assert 0.925 <= share <= (0.985 if images * sum(cells) > 10 else 1)
 
 
 def test_students_quantiles_are_those_of_scipy():
@@ -204,9 +203,8 @@ def test_average_precision_of_repeated_images_is_that_of_the_longer_list():
         scores, present = draw.integers(0, 6, 20).astype(float), draw.random(20) < 0.4
         often = draw.integers(0, 4, (3, 20))
         for found, each in zip(average_precisions(scores, present, often.astype(np.float32)), often):
-            assert found == pytest.approx(
-                average_precision(np.repeat(scores, each), np.repeat(present, each)), nan_ok=True
-            )
+            longer = average_precision(np.repeat(scores, each), np.repeat(present, each))
+            assert found == pytest.approx(longer, nan_ok=True)
 
 
 def test_means_of_values_by_image_have_the_interval_of_a_mean():

@@ -183,12 +183,13 @@ def test_less_is_better_where_the_protocol_says_so(my_lab, tmp_path):
 
 
 def test_every_metric_without_labels_says_which_way_is_better_or_that_none_is():
-    """As their papers claim: a higher rank, a decay of exponent 1, closer views, more uniform images."""
+    """As their papers claim, of runs of one kind: a higher rank, a decay of exponent 1, closer views, more uniform
+    images."""
     names = {
-        "rankme": {"rankme": "↑", "embedding_rankme": "↑"},
-        "lidar": {"lidar": "↑"},
-        "alpha-req": {"alpha": "→1", "alpha_r2": ""},
-        "alignment-uniformity": {"alignment": "↓", "embedding_uniformity": "↓"},
+        "rankme": {"rankme": "(↑)", "embedding_rankme": "(↑)"},
+        "lidar": {"lidar": "(↑)"},
+        "alpha-req": {"alpha": "(→1)", "alpha_r2": ""},
+        "alignment-uniformity": {"alignment": "(↓)", "embedding_uniformity": "(↓)"},
         "neighbour-consistency": {"same_image": "↑"},
         "spectrum": {"participation_ratio": "", "largest_share": ""},
     }

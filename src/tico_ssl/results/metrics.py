@@ -31,7 +31,9 @@ class Metric:
     digits: int = 1
     """Decimal places in tables."""
     better: Literal["higher", "lower", "near 1"] | None = None
-    """None: neither, or it depends."""
+    """None: neither."""
+    among_runs: bool = False
+    """Whether it ranks runs of one kind only, as metrics without labels do: untrained features may have the better."""
     verdict: bool = False
     """Whether it can decide if pretraining helped (see `results/verdict.py`)."""
     share: bool = False
@@ -81,7 +83,8 @@ class Quantity:
     @property
     def directed_title(self) -> str:
         """Name with unit, and the sign of which way is better."""
-        return f"{self.title} {WAYS[self.metric.better]}".rstrip()
+        sign = WAYS[self.metric.better]
+        return f"{self.title} {f'({sign})' if self.metric.among_runs else sign}".rstrip()
 
 
 @dataclass(frozen=True)

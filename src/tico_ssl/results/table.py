@@ -90,6 +90,7 @@ def _legend(shown: Sequence[Quantity], with_intervals: bool) -> list[str]:
     found = {one.metric.better for one in shown}
     words = [f"{WAYS[way]} {meaning}" for way, meaning in ways.items() if way in found]
     words += ["no sign: neither way is better"] if None in found else []
+    words += ["in brackets: only between runs of one kind"] if any(one.metric.among_runs for one in shown) else []
     words += ["[low, high]: 95 % interval over test images"] if with_intervals else []
     return [f"{'; '.join(words)}."] if words else []
 
