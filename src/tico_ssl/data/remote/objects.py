@@ -1,0 +1,130 @@
+"""Objects in stores, as readers of formats use them: a size, a version, and bytes at any place."""
+
+import io
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from tico_ssl.data.remote import blocks, urls
+from tico_ssl.data.remote.client import ask
+from tico_ssl.data.remote.server import block_of, pieces
+from tico_ssl.data.remote.stores import Known
+
+AT_ONCE = 1 << 24  # bytes of a sequential read that are asked for together, and come by several requests
+
+
+class RemoteObject:
+    """An object in a store. It may be read by several threads, and by forks of the process that opened it."""
+
+    def __init__(self, known: Known) -> None:
+        self._known = known
+        self.name, self.size, self.modified = urls.name_of(known.url), known.size, known.modified
+
+    def __str__(self) -> str:
+        return self._known.url
+
+    def read(self, begin: int, size: int) -> bytes:
+        """Bytes, from the cache if all are there. Fewer at the end of the object."""
+        end = min(begin + size, self.size)
+        if begin >= end:
+            return b""
+        if (kept := self._kept(begin, end)) is not None:
+            return kept
+        return ask("read", known=self._known, begin=begin, end=end)
+
+    def _kept(self, begin: int, end: int) -> bytes | None:
+        if (folder := blocks.folder_of(urls.parent(self._known.url))) is None:
+            return None
+        parts = []
+        for number, first, last in pieces(begin, end):
+            if (part := folder.read(*block_of(self._known, number), first, last)) is None:
+                return None
+            parts.append(part)
+        return b"".join(parts)
+
+    def open(self) -> BinaryIO:
+        """The object as a file that is read from its beginning to its end: what comes next is read ahead."""
+        return io.BufferedReader(ObjectFile(self), AT_ONCE)
+
+    def identity(self, place: int | None = None) -> bytes:
+        """The identity of an image at a position in this object."""
+        url, size, version, _ = self._known
+        at = b"" if place is None else b"%d\0" % place
+        return os.fsencode(url) + f"\0{size} {version}\0".encode() + at
+
+    def cache_path(self, suffix: str) -> Path | None:
+        """Where something is kept that was computed from this object as it is; None if nothing can be kept."""
+        folder = blocks.folder_of(urls.parent(self._known.url))
+        known = blocks.code(self._known.url, self._known.version, self.size)
+        return None if folder is None else folder.path / f"{known}{suffix}"
+
+
+class ObjectFile(io.RawIOBase):
+    """An object as a file of which exactly those bytes are read that are asked for."""
+
+    def __init__(self, blob: RemoteObject) -> None:
+        self._blob, self._at = blob, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._blob.size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: "memoryview") -> int:  # type: ignore[override]
+        content = self._blob.read(self._at, len(buffer))
+        buffer[: len(content)] = content
+        self._at += len(content)
+        return len(content)
+
+
+class Span:
+    """Consecutive bytes of an object, which are read where they are sliced."""
+
+    def __init__(self, blob: RemoteObject, begin: int = 0, end: int | None = None) -> None:
+        self._blob, self._begin = blob, min(begin, blob.size)
+        self._end = blob.size if end is None else min(end, blob.size)
+
+    def __len__(self) -> int:
+        return max(0, self._end - self._begin)
+
+    def __getitem__(self, wanted: slice) -> bytes:
+        begin, end, _ = wanted.indices(len(self))
+        return self._blob.read(self._begin + begin, end - begin)
+
+    def part(self, begin: int, end: int) -> "Span":
+        """Some of these bytes."""
+        return Span(self._blob, self._begin + begin, self._begin + end)
+
+    def size(self) -> int:
+        """How many there are."""
+        return len(self)
+
+
+def remote_objects(places: Sequence[str]) -> list[RemoteObject]:
+    """The objects of these urls, which must exist."""
+    return [RemoteObject(Known(*known)) for known in json.loads(ask("head", urls=list(places)))]
+
+
+def remote_folder(url: str, deep: bool = False) -> list[RemoteObject]:
+    """The objects in a folder, sorted, without hidden ones."""
+    folder = url if url.endswith("/") else url + "/"
+    found = [Known(*known) for known in json.loads(ask("list", url=folder, deep=deep))]
+    return [RemoteObject(known) for known in sorted(found) if not urls.name_of(known.url).startswith(".")]
+
+
+def remote_pattern(url: str) -> list[RemoteObject]:
+    """The objects that match a pattern such as s3://bucket/train-*.tar."""
+    before = url[: min(url.find(sign) for sign in urls.WILD if sign in url)].rpartition("/")[0] + "/"
+    found = remote_folder(before, deep="/" in url[len(before) :])
+    chosen = set(urls.matching(url, [str(blob) for blob in found]))
+    return [blob for blob in found if str(blob) in chosen]
