@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tico_ssl.config import catalogue
-from tico_ssl.data.remote.client import require_library
-from tico_ssl.data.remote.urls import is_url, require_plain
+from tico_ssl.data.remote.urls import is_url, require_library, require_plain
 from tico_ssl.runtime.errors import UserError, suggestion
 
 KIND = "data/formats"

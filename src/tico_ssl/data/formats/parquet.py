@@ -25,7 +25,7 @@ from tico_ssl.data.blobs import Blob, LocalFile
 from tico_ssl.data.decoding import IN_FULL, BadImage, Reading
 from tico_ssl.data.formats._hub_folders import SUFFIX, chosen, holds_parquet, remote_files, split_files
 from tico_ssl.data.remote.objects import ObjectFile, RemoteObject, remote_folder, remote_objects
-from tico_ssl.data.remote.urls import WEB, is_pattern, is_url, name_of
+from tico_ssl.data.remote.urls import is_folder, is_url, name_of
 from tico_ssl.data.source import Source, Split
 from tico_ssl.runtime.errors import UserError
 
@@ -41,15 +41,13 @@ CACHE_BYTES = 1 << 30  # of decompressed groups that a source caches per process
 def matches(place: str) -> bool:
     """A parquet file, or a folder that is a parquet data set."""
     if is_url(place):
-        return place.endswith(ENDINGS) or _holds_remote(place)
+        return _holds_remote(place) if is_folder(place) else place.endswith(ENDINGS)
     path = Path(place).expanduser()
     return holds_parquet(path) if path.is_dir() else path.suffix in ENDINGS and path.is_file()
 
 
 def _holds_remote(url: str) -> bool:
     """Whether a folder of a store is a parquet data set. One with other files in it is not searched further."""
-    if url.startswith(WEB) or is_pattern(url) or "{" in url:  # which cannot be listed, or are no folder
-        return False
     here = [blob.name for blob in remote_folder(url)]
     return any(name.endswith(ENDINGS) for name in here) or (not here and bool(remote_files(url)))
 
@@ -103,7 +101,7 @@ def _files_at(place: Path | str, split: str) -> Sequence[Blob] | None:
     if isinstance(place, Path):
         paths = split_files(place, split)
         return None if paths is None else [LocalFile(path) for path in paths]
-    if place.endswith(ENDINGS):
+    if not is_folder(place):
         return remote_objects([place]) if split == "train" else None
     if not (files := remote_files(place)):
         raise UserError(f"{place}: no .parquet files found in it or its subfolders")

@@ -25,7 +25,7 @@ from tico_ssl.data.decoding import IN_FULL, MOST_BYTES, BadImage, Reading
 from tico_ssl.data.formats._tar_index import UNLABELLED, Index, load_index, split_name
 from tico_ssl.data.names import SUFFIXES
 from tico_ssl.data.remote.objects import RemoteObject, remote_folder, remote_objects, remote_pattern
-from tico_ssl.data.remote.urls import is_pattern, is_url, name_of, parent
+from tico_ssl.data.remote.urls import is_folder, is_pattern, is_url, name_of, parent
 from tico_ssl.data.source import Source, Split
 from tico_ssl.runtime.errors import UserError
 
@@ -44,8 +44,9 @@ BRACES = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}|\{([^{}]*,[^{}]*)\}")
 def matches(place: str) -> bool:
     """A tar file, compressed or not, existing or not; a folder of uncompressed ones; or a pattern."""
     if is_url(place):
-        ours = place.endswith((*ENDINGS, *COMPRESSED))
-        return ours or any(blob.name.endswith(ENDINGS) for blob in remote_folder(place))
+        if not is_folder(place):
+            return place.endswith((*ENDINGS, *COMPRESSED))
+        return any(blob.name.endswith(ENDINGS) for blob in remote_folder(place))
     path = Path(place).expanduser()
     if path.is_dir():
         return holds(path, ENDINGS)
@@ -168,7 +169,7 @@ def find_shards(pattern: str) -> list[Path]:
 def find_remote(pattern: str) -> list[RemoteObject]:
     """The same in a store: objects that braces or a pattern stand for, or all shards in a folder."""
     places = list(dict.fromkeys(_pieces(pattern)))
-    if not pattern.endswith((*ENDINGS, *COMPRESSED)):
+    if is_folder(pattern):
         found = [blob for place in places for blob in remote_folder(place) if blob.name.endswith(ENDINGS)]
     elif any(map(is_pattern, places)):
         found = [blob for place in places for blob in remote_pattern(place)]

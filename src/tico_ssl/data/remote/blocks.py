@@ -21,17 +21,19 @@ from zlib import crc32
 
 import numpy as np
 
+from tico_ssl.data.remote.stores import Known
 from tico_ssl.runtime import cache_folder
 from tico_ssl.runtime.files import remove_old_temporaries
 
 BLOCK = 1 << 22  # bytes of an object that are fetched and kept together
-PAGE = 1 << 16  # bytes that have a checksum of their own: an image is verified without reading its whole block
+PAGE = 1 << 14  # bytes that have a checksum of their own: an image is verified without reading its whole block
 SUFFIX = ".block"
 SHARE, MOST = 32, 1 << 28  # of the room, and bytes, that are written before others' writes are looked at
 TICK = 0.01  # seconds by which the time of a file may be behind the clock
 PATIENCE = 60.0  # seconds after which a full cache is looked at again
 
 
+@functools.lru_cache(1 << 16)
 def code(*known: object) -> str:
     """A name that stands for values."""
     return hashlib.sha256("\0".join(map(str, known)).encode()).hexdigest()[:24]
@@ -44,7 +46,7 @@ class Folder:
         self.path, self.since = path, time.time() - TICK
         self._held: IO[bytes] = cache_folder.held(path)
         self._lock = threading.Lock()
-        self._allowed, self._full_at = 0, -PATIENCE
+        self._allowed, self._promised, self._full_at = 0, 0, -PATIENCE
 
     def read(self, name: str, length: int, begin: int, end: int) -> bytes | None:
         """Bytes of a block of this length; None if it is not there, or damaged."""
@@ -75,20 +77,30 @@ class Folder:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
 
-    def has_room(self, size: int) -> bool:
+    def reserve(self, size: int) -> bool:
         """Whether so many bytes more may be written; what was not used since this command began makes room."""
         with self._lock:
+            if self._allowed < size and time.monotonic() > self._full_at + PATIENCE:
+                self._allow(size)
             if self._allowed < size:
-                if time.monotonic() < self._full_at + PATIENCE:
-                    return False
-                room = self._forget(size)
-                room = room if room >= size else cache_folder.make_room(size, self.path)
-                self._allowed = min(MOST, max(room // SHARE, size)) if room >= size else 0
-            if self._allowed < size:
-                self._full_at = time.monotonic()
                 return False
             self._allowed -= size
+            self._promised += size
             return True
+
+    def release(self, size: int) -> None:
+        """They are written, or will not be."""
+        with self._lock:
+            self._promised -= size
+
+    def _allow(self, size: int) -> None:
+        """Find out how much may be written before the folder is looked at again."""
+        needed = size + self._promised
+        room = self._forget(needed)
+        room = (room if room >= needed else cache_folder.make_room(needed, self.path)) - self._promised
+        self._allowed = min(MOST, max(room // SHARE, size)) if room >= size else 0
+        if not self._allowed:
+            self._full_at = time.monotonic()
 
     def _forget(self, size: int) -> int:
         """Remove blocks from before this command, the least recently used first, as long as there is no room."""
@@ -106,6 +118,21 @@ class Folder:
                 file.unlink()
                 room += taken
         return room
+
+
+def pieces(begin: int, end: int) -> list[tuple[int, int, int]]:
+    """Bytes of an object as blocks and the bytes of each."""
+    found = []
+    for number in range(begin // BLOCK, -(-end // BLOCK)):
+        first = number * BLOCK
+        found.append((number, max(begin - first, 0), min(end - first, BLOCK)))
+    return found
+
+
+def block_of(known: Known, number: int) -> tuple[str, int]:
+    """What a block of an object is called, and its length."""
+    name = f"{code(known.url, known.version, known.size)}-{number}{SUFFIX}"
+    return name, min(BLOCK, known.size - number * BLOCK)
 
 
 def _pages(content: bytes) -> list[memoryview]:

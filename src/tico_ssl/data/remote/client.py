@@ -4,7 +4,6 @@ There is one for a process and its forks, which ask it through connections of th
 or the environment has other credentials by now, another one is started.
 """
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any
 
 import tico_ssl
 from tico_ssl.data.remote.server import BAD, GOOD, READY
+from tico_ssl.data.remote.urls import require_library
 from tico_ssl.runtime import cache_folder
 from tico_ssl.runtime.errors import UserError
 
@@ -100,12 +100,6 @@ def _forget(helper: _Helper) -> None:
     with _starting:
         if _helper is helper:
             _helper = None
-
-
-def require_library() -> None:
-    """Refuse urls without the library that reads them."""
-    if importlib.util.find_spec("obstore") is None:
-        raise UserError("data in object storage need obstore: pip install 'tico-ssl[cloud]'")
 
 
 def _after_fork() -> None:

@@ -9,7 +9,6 @@ from typing import BinaryIO
 
 from tico_ssl.data.remote import blocks, urls
 from tico_ssl.data.remote.client import ask
-from tico_ssl.data.remote.server import block_of, pieces
 from tico_ssl.data.remote.stores import Known
 
 AT_ONCE = 1 << 24  # bytes of a sequential read that are asked for together, and come by several requests
@@ -21,6 +20,7 @@ class RemoteObject:
     def __init__(self, known: Known) -> None:
         self._known = known
         self.name, self.size, self.modified = urls.name_of(known.url), known.size, known.modified
+        self._folder = blocks.folder_of(urls.parent(known.url))
 
     def __str__(self) -> str:
         return self._known.url
@@ -35,11 +35,11 @@ class RemoteObject:
         return ask("read", known=self._known, begin=begin, end=end)
 
     def _kept(self, begin: int, end: int) -> bytes | None:
-        if (folder := blocks.folder_of(urls.parent(self._known.url))) is None:
+        if self._folder is None:
             return None
         parts = []
-        for number, first, last in pieces(begin, end):
-            if (part := folder.read(*block_of(self._known, number), first, last)) is None:
+        for number, first, last in blocks.pieces(begin, end):
+            if (part := self._folder.read(*blocks.block_of(self._known, number), first, last)) is None:
                 return None
             parts.append(part)
         return b"".join(parts)
@@ -56,9 +56,8 @@ class RemoteObject:
 
     def cache_path(self, suffix: str) -> Path | None:
         """Where something is kept that was computed from this object as it is; None if nothing can be kept."""
-        folder = blocks.folder_of(urls.parent(self._known.url))
         known = blocks.code(self._known.url, self._known.version, self.size)
-        return None if folder is None else folder.path / f"{known}{suffix}"
+        return None if self._folder is None else self._folder.path / f"{known}{suffix}"
 
 
 class ObjectFile(io.RawIOBase):
@@ -113,6 +112,12 @@ class Span:
 def remote_objects(places: Sequence[str]) -> list[RemoteObject]:
     """The objects of these urls, which must exist."""
     return [RemoteObject(Known(*known)) for known in json.loads(ask("head", urls=list(places)))]
+
+
+def require_there(place: str) -> None:
+    """Refuse the url of an object that is not there; what braces and patterns stand for is found when it is opened."""
+    if urls.is_url(place) and not (urls.is_folder(place) or urls.is_pattern(place) or "{" in place):
+        remote_objects([place])
 
 
 def remote_folder(url: str, deep: bool = False) -> list[RemoteObject]:

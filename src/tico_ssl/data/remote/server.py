@@ -44,18 +44,18 @@ class Fetcher:
 
     def read(self, known: Known, begin: int, end: int) -> bytes:
         """Bytes of an object."""
-        parts = [self._part(known, *piece) for piece in pieces(begin, end)]
+        parts = [self._part(known, *piece) for piece in blocks.pieces(begin, end)]
         return b"".join(part.result() if isinstance(part, Future) else part for part in parts)
 
     def _part(self, known: Known, number: int, begin: int, end: int) -> "bytes | Future[bytes]":
         """A part of a block, or the promise of one."""
-        folder, (name, length) = blocks.folder_of(parent(known.url)), block_of(known, number)
+        folder, (name, length) = blocks.folder_of(parent(known.url)), blocks.block_of(known, number)
         if folder is not None and (kept := folder.read(name, length, begin, end)) is not None:
             return kept
         first = number * blocks.BLOCK
         with self._lock:
             if (coming := self._coming.get(name)) is None:
-                if folder is None or not folder.has_room(length):
+                if folder is None or not folder.reserve(length):
                     return self._pool.submit(stores.get, known, first + begin, first + end)
                 coming = self._coming[name] = self._pool.submit(self._kept, folder, known, number)
         part: Future[bytes] = Future()
@@ -64,12 +64,13 @@ class Fetcher:
 
     def _kept(self, folder: blocks.Folder, known: Known, number: int) -> bytes:
         """A block, fetched and kept."""
-        (name, length), begin = block_of(known, number), number * blocks.BLOCK
+        (name, length), begin = blocks.block_of(known, number), number * blocks.BLOCK
         try:
             content = stores.get(known, begin, begin + length)
             folder.write(name, content)
             return content
         finally:
+            folder.release(length)
             with self._lock:
                 del self._coming[name]
 
@@ -79,21 +80,6 @@ def _pass_on(done: "Future[bytes]", part: "Future[bytes]", wanted: slice) -> Non
         part.set_exception(error)
     else:
         part.set_result(done.result()[wanted])
-
-
-def pieces(begin: int, end: int) -> list[tuple[int, int, int]]:
-    """Bytes of an object as blocks and the bytes of each."""
-    found = []
-    for number in range(begin // blocks.BLOCK, -(-end // blocks.BLOCK)):
-        first = number * blocks.BLOCK
-        found.append((number, max(begin - first, 0), min(end - first, blocks.BLOCK)))
-    return found
-
-
-def block_of(known: Known, number: int) -> tuple[str, int]:
-    """What a block of an object is called, and its length."""
-    name = f"{blocks.code(known.url, known.version, known.size)}-{number}{blocks.SUFFIX}"
-    return name, min(blocks.BLOCK, known.size - number * blocks.BLOCK)
 
 
 def serve(address: str) -> None:

@@ -4,6 +4,7 @@ Only the process of `server` uses this: obstore's threads do not survive a fork.
 """
 
 import functools
+import os
 import random
 import re
 import time
@@ -22,11 +23,15 @@ PASSING = re.compile(r"HTTP error|status code: (5\d\d|408|429)|timed out|reset|b
 NO_CREDENTIALS = re.compile(
     r"/latest/(api/token|meta-data)|computeMetadata|metadata/identity|service account", re.IGNORECASE
 )
+UNSAFE = "builder error"  # of a request without encryption that was not allowed
 VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
     "gs": "GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_SKIP_SIGNATURE=true for a public one",
 }
+
+
+ALLOWING = ("AWS_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP", "AZURE_ALLOW_HTTP")
 
 
 class Known(NamedTuple):
@@ -44,11 +49,12 @@ class Passing(Exception):
 
 
 def head(url: str) -> Known:
-    """An object as it is now."""
+    """An object as it is now. Asked for by its first byte: a store then says more about a mistake, and a server without
+    range requests shows."""
     store, key = split(url)
     if not key:
         raise UserError(f"{url}: names a bucket or a server, no file in it")
-    return _known(url, _tried(url, lambda: _library().head(_store(store), key)))
+    return _known(url, _tried(url, lambda: _library().get(_store(store), key, options={"range": (0, 1)}).meta))
 
 
 def get(known: Known, begin: int, end: int) -> bytes:
@@ -109,7 +115,8 @@ def _tried(url: str, request: Callable[[], T]) -> T:
 
 def _passes(error: Exception) -> bool:
     kind, text = type(error).__name__, _first_lines(error)
-    return isinstance(error, Passing) or (kind == "GenericError" and bool(PASSING.search(text)) and not _unknown(text))
+    passing = kind == "GenericError" and PASSING.search(text) and not _unknown(text) and UNSAFE not in text
+    return isinstance(error, Passing) or bool(passing)
 
 
 def _unknown(text: str) -> bool:
@@ -124,6 +131,8 @@ def _in_words(url: str, error: Exception) -> str:
         return f"{url}: there is no such bucket"
     if isinstance(error, FileNotFoundError):
         return f"{url}: there is no such file"
+    if "status code: 416" in text:
+        return f"{url}: is empty"
     if kind == "NotSupportedError" and "ange" in text:
         return f"{url}: the server does not send parts of files (range requests): download the file"
     if kind in ("PermissionDeniedError", "UnauthenticatedError"):
@@ -132,6 +141,8 @@ def _in_words(url: str, error: Exception) -> str:
         return f"{url}: the bucket is in another region: set AWS_REGION"
     if variables and (_unknown(text) or "must be specified" in text):
         return f"{url}: no credentials found: set {variables}"
+    if UNSAFE in text:
+        return f"{url}: an endpoint without https needs AWS_ALLOW_HTTP=true"
     tries = f" after {TRIES} tries" if _passes(error) else ""
     return f"{url}: cannot be read{tries} ({_reason(text)})"
 
@@ -153,8 +164,8 @@ def _store(root: str) -> Any:
     from obstore.store import from_url
 
     options: Any = {"timeout": TIMEOUT, "connect_timeout": CONNECTING}
-    if root.startswith("http://"):
-        options["allow_http"] = True
+    if root.startswith("http://") or any(os.environ.get(name, "").lower() in ("true", "1") for name in ALLOWING):
+        options["allow_http"] = True  # options that are given hide those of the environment
     return from_url(root, client_options=options, retry_config={"max_retries": 0})
 
 

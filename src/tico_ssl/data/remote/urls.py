@@ -1,5 +1,6 @@
 """Urls of objects: which store they are in, and what may be shown of them."""
 
+import importlib.util
 from fnmatch import fnmatchcase
 from urllib.parse import unquote, urlsplit
 
@@ -32,6 +33,12 @@ def require_plain(url: str) -> None:
         raise UserError(f"{url}: a bucket or a server is missing, as in s3://bucket/train-000.tar")
 
 
+def require_library() -> None:
+    """Refuse urls without the library that reads what is behind them."""
+    if importlib.util.find_spec("obstore") is None:
+        raise UserError("data in object storage need obstore: pip install 'tico-ssl[cloud]'")
+
+
 def split(url: str) -> tuple[str, str]:
     """The store (a bucket, a container, a server) and the name of an object in it."""
     scheme, _, rest = url.partition("://")
@@ -49,6 +56,11 @@ def parent(url: str) -> str:
 def name_of(url: str) -> str:
     """The last part."""
     return url.rstrip("/").rpartition("/")[2]
+
+
+def is_folder(url: str) -> bool:
+    """Whether a url ends in a slash, or in a name without a suffix."""
+    return url.endswith("/") or "." not in name_of(url)
 
 
 def is_pattern(url: str) -> bool:
