@@ -13,12 +13,13 @@ PASSED_ON = ("content-type", "content-range", "etag", "last-modified", "accept-r
 
 class Proxy:
     """Passes requests on to a port of this machine. `latency` is in seconds; `faults` come in turn, one for every
-    `every` requests: reset, truncated, silent, 503, 403, none; `asked` counts requests, `made` the faults."""
+    `every` requests: reset, truncated, silent, 503, 403, none; `asked` counts requests, `made` has the faults,
+    `ranges` what was asked for, and `most_at_once` is how many requests waited together."""
 
     def __init__(self, port: int) -> None:
         self.upstream, self.latency, self.faults, self.every = port, 0.0, (), 1
         self.asked, self.made = 0, []
-        self.ranges = []
+        self.ranges, self.most_at_once, self._waiting = [], 0, 0
         self._lock = threading.Lock()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self}))
         self.server.daemon_threads = True
@@ -27,13 +28,27 @@ class Proxy:
 
     def calm(self) -> None:
         """No more faults, and counts begin again."""
-        self.latency, self.faults, self.every, self.asked, self.made, self.ranges = 0.0, (), 1, 0, [], []
+        self.latency, self.faults, self.every, self.asked, self.made, self.ranges, self.most_at_once = (
+            0.0,
+            (),
+            1,
+            0,
+            [],
+            [],
+            0,
+        )
 
     def disturb(self, *faults: str, every: int = 1, latency: float = 0.0) -> None:
         """Faults, in turn."""
         self.calm()
         self.faults, self.every, self.latency = faults, every, latency
         self._turns = itertools.cycle(faults)
+
+    def answering(self, more: int) -> None:
+        """Count the requests that wait for an answer."""
+        with self._lock:
+            self._waiting += more
+            self.most_at_once = max(self.most_at_once, self._waiting)
 
     def next_fault(self, wanted: str | None) -> str | None:
         """What goes wrong with this request."""
@@ -55,7 +70,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         fault = self.proxy.next_fault(self.headers.get("Range"))
+        self.proxy.answering(1)
         time.sleep(self.proxy.latency)
+        self.proxy.answering(-1)
         if fault == "reset":
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.close_connection = True

@@ -21,6 +21,7 @@ from tico_ssl.data.fingerprint import glance
 from tico_ssl.data.formats import _tar_index
 from tico_ssl.data.given import require_data
 from tico_ssl.data.remote import blocks, client, stores, urls
+from tico_ssl.data.source import joined
 from tico_ssl.data.sources import open_source
 from tico_ssl.pipeline.packing import pack
 from tico_ssl.runtime import cache_folder
@@ -232,6 +233,22 @@ def test_faults_cost_time_only(bucket, cache):
     for name in ("shards/", "squares.tico", "large.tar"):
         assert_same_images(opened(f"s3://bucket/data/{name}"), opened(str(bucket.folder / name)))
     assert set(bucket.proxy.made) == {"reset", "truncated", "503"}
+
+
+def test_images_that_do_not_fit_into_the_cache_are_read_together(bucket, cache):
+    cache.mkdir()
+    cache_folder.set_limit("0")
+    here = opened(str(bucket.folder / "shards"))
+    even, odd = (opened("s3://bucket/data/shards/").subset(torch.arange(begin, 20, 2)) for begin in (0, 1))
+    source = joined([even, odd])
+    bucket.proxy.disturb(latency=0.2)
+    source.expect(range(5, 15))
+    assert bucket.proxy.asked == 10
+    assert [source.content(i) for i in range(5, 15)] == [here.content(i) for i in (*range(10, 20, 2), *range(1, 11, 2))]
+    assert bucket.proxy.asked == 10
+    assert bucket.proxy.most_at_once > 2  # of five of a source
+    assert source.content(0) == source.content(0) == here.content(0)
+    assert bucket.proxy.asked == 11
 
 
 def test_a_server_that_does_not_answer_is_asked_again(bucket, monkeypatch):

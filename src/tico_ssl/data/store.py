@@ -75,7 +75,9 @@ class Store:
 
     def stored(self) -> Source:
         """The source with images from the store."""
-        return replace(self.source, fetch=self.fetch)
+        expect = self.source.expect
+        absent = None if expect is None else lambda some: expect([i for i in some if self._table[i, BEGIN] == ABSENT])
+        return replace(self.source, fetch=self.fetch, expect=absent)
 
     def fetch(self, place: int) -> Tensor:
         """An image (C, H, W), decoded if this is the first time that anybody asks for it."""

@@ -24,7 +24,7 @@ from tico_ssl.data.blobs import Blob, Descriptor, LocalFile
 from tico_ssl.data.decoding import IN_FULL, MOST_BYTES, BadImage, Reading
 from tico_ssl.data.formats._tar_index import UNLABELLED, Index, load_index, split_name
 from tico_ssl.data.names import SUFFIXES
-from tico_ssl.data.remote.objects import RemoteObject, remote_folder, remote_objects, remote_pattern
+from tico_ssl.data.remote.objects import Near, RemoteObject, remote_folder, remote_objects, remote_pattern
 from tico_ssl.data.remote.urls import is_folder, is_pattern, is_url, name_of, parent
 from tico_ssl.data.source import Source, Split
 from tico_ssl.runtime.errors import UserError
@@ -91,6 +91,7 @@ def open_shards(pattern: str, reading: Reading = IN_FULL) -> Source:
         names=reader.name,
         identity=reader.identity,
         content=reader.content,
+        expect=reader.expect if remote else None,
     )
 
 
@@ -123,6 +124,7 @@ class Reader:
     def __init__(self, shards: Sequence[Blob], counts: Sequence[int], index: Index, reading: Reading) -> None:
         self._shards, self._index, self._reading = shards, index, reading
         self._ends = np.cumsum(counts)
+        self._near = Near()
 
     def fetch(self, place: int) -> Tensor:
         """One image: one read and one decoding."""
@@ -134,12 +136,18 @@ class Reader:
         if size > MOST_BYTES:
             raise BadImage(name, f"{size:,} bytes")
         try:
-            data = shard.read(int(self._index.offsets[place]), size)
+            read = functools.partial(self._near.read, shard) if isinstance(shard, RemoteObject) else shard.read
+            data = read(int(self._index.offsets[place]), size)
         except OSError as error:
             raise BadImage(name, error.strerror or "the shard cannot be read") from error
         if len(data) < size:
             raise BadImage(name, "the shard is shorter than when it was opened")
         return data
+
+    def expect(self, places: Sequence[int]) -> None:
+        """Read these images together, by requests that do not wait for each other."""
+        parts = ((self._shard(i), int(self._index.offsets[i]), int(self._index.sizes[i])) for i in places)
+        self._near.bring([(shard, begin, size) for shard, begin, size in parts if isinstance(shard, RemoteObject)])
 
     def name(self, place: int) -> str:
         """The shard and the key of an image."""

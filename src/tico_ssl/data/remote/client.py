@@ -22,6 +22,7 @@ from tico_ssl.runtime.errors import UserError
 
 SETTINGS = ("AWS_", "GOOGLE_", "AZURE_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", cache_folder.VARIABLE)
 TRIES = 3  # to ask
+LONGEST_FOLDER = 70  # characters: those of a socket's path are few
 Setting = tuple[tuple[str, str], ...]
 
 
@@ -30,7 +31,8 @@ class _Helper:
 
     def __init__(self, settings: Setting) -> None:
         self.settings = settings
-        self.address = str(Path(tempfile.mkdtemp(prefix="tico-")) / "socket")  # in a folder of this user alone
+        short = tempfile.gettempdir() if len(tempfile.gettempdir()) < LONGEST_FOLDER else "/tmp"
+        self.address = str(Path(tempfile.mkdtemp(prefix="tico-", dir=short)) / "socket")  # in a folder of its user's
         packages = str(Path(tico_ssl.__file__).parents[1])
         path = os.pathsep.join([packages, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(

@@ -1,8 +1,10 @@
 """Objects in stores, as readers of formats use them: a size, a version, and bytes at any place."""
 
 import io
+import itertools
 import json
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -11,6 +13,7 @@ from tico_ssl.data.remote import blocks, urls
 from tico_ssl.data.remote.client import ask
 from tico_ssl.data.remote.stores import Known
 
+TOGETHER = 1 << 28  # bytes that are read together
 AT_ONCE = 1 << 24  # bytes of a sequential read that are asked for together, and come by several requests
 
 
@@ -18,28 +21,29 @@ class RemoteObject:
     """An object in a store. It may be read by several threads, and by forks of the process that opened it."""
 
     def __init__(self, known: Known) -> None:
-        self._known = known
+        self.known = known
         self.name, self.size, self.modified = urls.name_of(known.url), known.size, known.modified
         self._folder = blocks.folder_of(urls.parent(known.url))
 
     def __str__(self) -> str:
-        return self._known.url
+        return self.known.url
 
     def read(self, begin: int, size: int) -> bytes:
         """Bytes, from the cache if all are there. Fewer at the end of the object."""
         end = min(begin + size, self.size)
         if begin >= end:
             return b""
-        if (kept := self._kept(begin, end)) is not None:
+        if (kept := self.kept(begin, end)) is not None:
             return kept
-        return ask("read", known=self._known, begin=begin, end=end)
+        return ask("parts", parts=[(self.known, begin, end)])
 
-    def _kept(self, begin: int, end: int) -> bytes | None:
+    def kept(self, begin: int, end: int) -> bytes | None:
+        """Bytes, if the cache has them all."""
         if self._folder is None:
             return None
         parts = []
         for number, first, last in blocks.pieces(begin, end):
-            if (part := self._folder.read(*blocks.block_of(self._known, number), first, last)) is None:
+            if (part := self._folder.read(*blocks.block_of(self.known, number), first, last)) is None:
                 return None
             parts.append(part)
         return b"".join(parts)
@@ -50,14 +54,51 @@ class RemoteObject:
 
     def identity(self, place: int | None = None) -> bytes:
         """The identity of an image at a position in this object."""
-        url, size, version, _ = self._known
+        url, size, version, _ = self.known
         at = b"" if place is None else b"%d\0" % place
         return os.fsencode(url) + f"\0{size} {version}\0".encode() + at
 
     def cache_path(self, suffix: str) -> Path | None:
         """Where something is kept that was computed from this object as it is; None if nothing can be kept."""
-        known = blocks.code(self._known.url, self._known.version, self.size)
+        known = blocks.code(self.known.url, self.known.version, self.size)
         return None if self._folder is None else self._folder.path / f"{known}{suffix}"
+
+
+Part = tuple[RemoteObject, int, int]
+"""An object, a place in it, and a number of bytes."""
+
+
+class Near:
+    """Parts of objects that a thread has read together, until it reads the next ones, and the last that it has read
+    alone, since whoever decodes an image may ask for its bytes again."""
+
+    def __init__(self) -> None:
+        self._mine = threading.local()
+
+    def bring(self, parts: Sequence[Part]) -> None:
+        """Read parts, as many as memory allows: from the cache, and the others by requests at the same time."""
+        near: dict[Part, bytes | None] = {}
+        room = TOGETHER
+        for blob, begin, size in parts:
+            room -= size
+            if room >= 0:
+                near[blob, begin, size] = blob.kept(begin, begin + size)
+        missing = [part for part, content in near.items() if content is None]
+        if missing:
+            whole = ask("parts", parts=[(blob.known, begin, begin + size) for blob, begin, size in missing])
+            ends = itertools.accumulate(size for _, _, size in missing)
+            near |= {part: whole[end - part[2] : end] for part, end in zip(missing, ends, strict=True)}
+        self._mine.parts = near
+
+    def read(self, blob: RemoteObject, begin: int, size: int) -> bytes:
+        """One of them, or any other."""
+        part = blob, begin, size
+        for near in ("parts", "last"):
+            if (content := getattr(self._mine, near, {}).get(part)) is not None:
+                return bytes(content)
+        content = blob.read(begin, size)
+        self._mine.last = {part: content}
+        return content
 
 
 class ObjectFile(io.RawIOBase):

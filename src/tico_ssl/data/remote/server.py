@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import threading
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection, Listener
@@ -35,16 +36,16 @@ class Fetcher:
         self._coming: dict[str, Future[bytes]] = {}
 
     def answer(self, request: dict[str, Any]) -> bytes:
-        """What a request asks for: `head` of urls, a list of a folder, or bytes of an object."""
+        """What a request asks for: `head` of urls, a list of a folder, or bytes of objects."""
         if request["do"] == "head":
             return json.dumps(list(self._pool.map(stores.head, request["urls"]))).encode()
         if request["do"] == "list":
             return json.dumps(stores.listed(request["url"], request["deep"])).encode()
-        return self.read(Known(*request["known"]), request["begin"], request["end"])
+        return self.read([(Known(*known), begin, end) for known, begin, end in request["parts"]])
 
-    def read(self, known: Known, begin: int, end: int) -> bytes:
-        """Bytes of an object."""
-        parts = [self._part(known, *piece) for piece in blocks.pieces(begin, end)]
+    def read(self, wanted: Iterable[tuple[Known, int, int]]) -> bytes:
+        """Bytes of objects, one after the other, fetched at the same time."""
+        parts = [self._part(known, *piece) for known, begin, end in wanted for piece in blocks.pieces(begin, end)]
         return b"".join(part.result() if isinstance(part, Future) else part for part in parts)
 
     def _part(self, known: Known, number: int, begin: int, end: int) -> "bytes | Future[bytes]":

@@ -16,7 +16,8 @@ from tico_ssl.data.remote.urls import WEB, split
 from tico_ssl.runtime.errors import UserError
 
 T = TypeVar("T")
-TRIES, FIRST_WAIT, LONGEST_WAIT = 8, 0.1, 15.0  # seconds; about half a minute in all
+FIRST_WAIT, LONGEST_WAIT = 0.1, 15.0  # seconds
+FEW, TRIES = 6, 20  # for a question, in a few seconds; for bytes of an object that is there, in about two minutes
 TIMEOUT, CONNECTING = timedelta(seconds=120), timedelta(seconds=10)  # of a request; of making a connection
 MOST_LISTED = 1_000_000
 PASSING = re.compile(r"HTTP error|status code: (5\d\d|408|429)|timed out|reset|body", re.IGNORECASE)
@@ -54,7 +55,7 @@ def head(url: str) -> Known:
     store, key = split(url)
     if not key:
         raise UserError(f"{url}: names a bucket or a server, no file in it")
-    return _known(url, _tried(url, lambda: _library().get(_store(store), key, options={"range": (0, 1)}).meta))
+    return _known(url, _tried(url, lambda: _library().get(_store(store), key, options={"range": (0, 1)}).meta, FEW))
 
 
 def get(known: Known, begin: int, end: int) -> bytes:
@@ -71,7 +72,7 @@ def get(known: Known, begin: int, end: int) -> bytes:
             raise Passing(f"{len(content):,} bytes came and not {end - begin:,}")
         return content
 
-    return _tried(known.url, request)
+    return _tried(known.url, request, TRIES)
 
 
 def listed(folder: str, deep: bool) -> list[Known]:
@@ -91,7 +92,7 @@ def listed(folder: str, deep: bool) -> list[Known]:
                     raise UserError(f"{folder}: more than {MOST_LISTED:,} objects")
         return [_known(store + meta["path"], meta) for meta in found]
 
-    return _tried(folder, request)
+    return _tried(folder, request, FEW)
 
 
 def _known(url: str, meta: Any) -> Known:
@@ -99,16 +100,16 @@ def _known(url: str, meta: Any) -> Known:
     return Known(url, meta["size"], meta.get("e_tag") or meta.get("version") or f"written at {modified}", modified)
 
 
-def _tried(url: str, request: Callable[[], T]) -> T:
+def _tried(url: str, request: Callable[[], T], tries: int) -> T:
     """The answer to a request, which is repeated, with longer and longer breaks, while it fails in a passing way."""
-    for number in range(TRIES):
+    for number in range(tries):
         try:
             return request()
         except UserError:
             raise
         except Exception as error:
-            if number == TRIES - 1 or not _passes(error):
-                raise UserError(_in_words(url, error)) from error
+            if number == tries - 1 or not _passes(error):
+                raise UserError(_in_words(url, error, tries)) from error
         time.sleep(min(LONGEST_WAIT, FIRST_WAIT * 2**number) * random.uniform(0.5, 1))
     raise AssertionError
 
@@ -124,7 +125,7 @@ def _unknown(text: str) -> bool:
     return bool(NO_CREDENTIALS.search(text))
 
 
-def _in_words(url: str, error: Exception) -> str:
+def _in_words(url: str, error: Exception, tries: int) -> str:
     scheme, kind, text = url.partition("://")[0], type(error).__name__, _first_lines(error)
     variables = VARIABLES.get(scheme, "")
     if "NoSuchBucket" in text or "ContainerNotFound" in text:
@@ -143,8 +144,8 @@ def _in_words(url: str, error: Exception) -> str:
         return f"{url}: no credentials found: set {variables}"
     if UNSAFE in text:
         return f"{url}: an endpoint without https needs AWS_ALLOW_HTTP=true"
-    tries = f" after {TRIES} tries" if _passes(error) else ""
-    return f"{url}: cannot be read{tries} ({_reason(text)})"
+    often = f" after {tries} tries" if _passes(error) else ""
+    return f"{url}: cannot be read{often} ({_reason(text)})"
 
 
 def _first_lines(error: Exception) -> str:
