@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tico_ssl.data import formats
 from tico_ssl.data.names import SUFFIXES
+from tico_ssl.data.remote.urls import is_url
 from tico_ssl.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def places_of(given: Sequence[str]) -> Places:
 def _expanded(place: str) -> list[str]:
     """The files and folders of a pattern such as 'photos/*.jpg'; anything else as it is."""
     path = Path(place).expanduser()
-    if not glob.has_magic(place) or path.exists():
+    if is_url(place) or not glob.has_magic(place) or path.exists():
         return [place]
     found = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - of any folder, also an absolute one
     if not found:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Union
 
 from tico_ssl.data import formats
+from tico_ssl.data.remote.objects import require_there
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -33,6 +34,6 @@ def in_words(data: Given | None) -> str:
 
 
 def require_data(source: str | list[str]) -> None:
-    """Refuse sources that no format reads. Images themselves are checked when they are opened."""
+    """Refuse sources that no format reads, and urls of nothing. Images themselves are checked when they are opened."""
     for place in [source] if isinstance(source, str) else source or [""]:
-        formats.recognise(place)
+        require_there(formats.recognise(place)[1])

@@ -31,7 +31,8 @@ class Source:
     memory-mapped from disk; `rows` are the indices of this source's images in `images` (None: all, in order), so use
     `take` to get them; `verify` refuses damaged rows before they are used. `identity` identifies an image without
     decoding it: by its pixels if they are in memory, else by its file's path, size and time, and its position in that
-    file. `scaling` says how values of more than eight bits became bytes; None if no image has such values.
+    file. `scaling` says how values of more than eight bits became bytes; None if no image has such values. `expect` is
+    told which images will be fetched next, where it helps to bring them near together.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Source:
     content: Callable[[int], bytes] | None = None
     verify: Callable[[Tensor], None] | None = None
     scaling: Scaling | None = None
+    expect: Callable[[Sequence[int]], None] | None = None
 
     def __len__(self) -> int:
         return self.count
@@ -67,6 +69,7 @@ class Source:
         def those(call: Callable[[int], T] | None) -> Callable[[int], T] | None:
             return None if call is None else lambda i: call(int(places[i]))
 
+        expect = self.expect
         if self.mapped:
             images, rows = self.images, index if self.rows is None else self.rows[index]
         else:
@@ -82,6 +85,7 @@ class Source:
             content=those(self.content),
             rows=rows,
             identity=those(self.identity),
+            expect=None if expect is None else lambda some: expect(places[list(some)].tolist()),
         )
 
     def limited(self, limit: int | None) -> "Source":
@@ -129,6 +133,12 @@ def joined(sources: Sequence[Source]) -> Source:
 
         return ask
 
+    def expect(places: Sequence[int]) -> None:
+        for number, source in enumerate(sources):
+            begin = int(ends[number - 1]) if number else 0
+            if source.expect is not None and (some := [i - begin for i in places if begin <= i < ends[number]]):
+                source.expect(some)
+
     fetch, names = each([source.fetch for source in sources]), each([partial(_full_name, source) for source in sources])
     assert fetch is not None
     assert names is not None
@@ -143,6 +153,7 @@ def joined(sources: Sequence[Source]) -> Source:
         files=each([source.files for source in sources]),
         content=each([source.content for source in sources]),
         identity=each([source.identity for source in sources]),
+        expect=expect if any(source.expect is not None for source in sources) else None,
     )
 
 

@@ -25,6 +25,7 @@ from tico_ssl.data.backing import ALWAYS, RECORD, WHOLE, InMemory, OnDisk
 from tico_ssl.data.decoding import BadImage, jpeg_frame
 from tico_ssl.data.headers import JPEG
 from tico_ssl.data.ragged import Ragged
+from tico_ssl.data.remote.urls import is_url
 from tico_ssl.data.source import Source, Split
 from tico_ssl.data.sources import open_source
 from tico_ssl.runtime import cache_folder
@@ -74,7 +75,9 @@ class Store:
 
     def stored(self) -> Source:
         """The source with images from the store."""
-        return replace(self.source, fetch=self.fetch)
+        expect = self.source.expect
+        absent = None if expect is None else lambda some: expect([i for i in some if self._table[i, BEGIN] == ABSENT])
+        return replace(self.source, fetch=self.fetch, expect=absent)
 
     def fetch(self, place: int) -> Tensor:
         """An image (C, H, W), decoded if this is the first time that anybody asks for it."""
@@ -289,8 +292,9 @@ def _where(config: DataConfig) -> str:
     """The data of a recipe by paths that do not depend on the working folder."""
     places = [config.source] if isinstance(config.source, str) else config.source
     paths = [(place, Path(place).expanduser()) for place in places]
+    known = [path if path.exists() else Path(config.root) / place for place, path in paths]
     return " + ".join(
-        str(path.resolve() if path.exists() else Path(config.root).resolve() / place) for place, path in paths
+        place if is_url(place) else str(path.resolve()) for place, path in zip(places, known, strict=True)
     )
 
 

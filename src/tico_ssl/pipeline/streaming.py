@@ -116,6 +116,8 @@ class _Decoding:
         rows: list[Tensor] = []
         bad = BadFiles()
         parameters = torch.from_numpy(piece.task.parameters)
+        if self.source.expect is not None:
+            self.source.expect(piece.task.places.tolist())
         for number, place in enumerate(piece.task.places.tolist()):
             prepared = self.prepare(readable(self.source, place, bad), parameters[number])
             if not layouts:

@@ -101,13 +101,22 @@ def make_room(size: int, mine: Path | None = None) -> int:
     """Remove what was not used for longest, as long as `size` bytes more are over the limit; how many bytes there is
     room for, which may be less. `mine` stays."""
     held = entries()
-    room = limit() - sum(entry.bytes for entry in held)
+    left = limit() - sum(entry.bytes for entry in held)
     for entry in reversed(held):
-        if room >= size:
+        if left >= size:
             break
         if entry.folder != mine and remove(entry.folder):
-            room += entry.bytes
-    return max(0, min(room, round(FREE_SHARE * _free_space())))
+            left += entry.bytes
+    return _on_this_disk(left)
+
+
+def room() -> int:
+    """How many bytes there is room for if everything stays."""
+    return _on_this_disk(limit() - sum(entry.bytes for entry in entries()))
+
+
+def _on_this_disk(size: int) -> int:
+    return max(0, min(size, round(FREE_SHARE * _free_space())))
 
 
 def remove(folder: Path) -> bool:

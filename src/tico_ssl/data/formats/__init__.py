@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tico_ssl.config import catalogue
+from tico_ssl.data.remote.urls import is_url, require_library, require_plain
 from tico_ssl.runtime.errors import UserError, suggestion
 
 KIND = "data/formats"
@@ -23,6 +24,9 @@ def recognise(source: str) -> tuple[str, str]:
     """The name of the format that reads a source, and the source without prefix. Needs no torch."""
     if not source.strip():
         raise UserError("which images? Say it with --data (data.source is empty)")
+    for url in filter(is_url, (source, source.partition(":")[2])):  # with or without the prefix of a format
+        require_plain(url)
+        require_library()
     try:
         return _recognise(source)
     except OSError as error:  # a name that is too long, a folder that cannot be read
@@ -58,6 +62,8 @@ def _declared(name: str, part: str, default: Any = ...) -> Any:
 
 
 def _unread(source: str) -> str:
+    if is_url(source):
+        return f"{source}: no .tar, .parquet or .tico file, and no folder of .tar or .parquet files"
     if Path(source).expanduser().exists():
         *others, last = sorted(end for name in catalogue.entries(KIND) for end in _declared(name, "ENDINGS", ()))
         return f"{source}: a folder, or a {', '.join(others)} or {last} file is needed"

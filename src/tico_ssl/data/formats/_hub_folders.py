@@ -5,10 +5,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from tico_ssl.data.names import SUFFIXES
+from tico_ssl.data.remote.objects import RemoteObject, remote_folder
 from tico_ssl.runtime.errors import UserError
 
+T = TypeVar("T")
 SUFFIX = ".parquet"
 GLANCE = 100  # entries to look at: listing a folder of a million images would be slow
 SPLIT_NAMES = {"train": ("train",), "test": ("test", "val")}  # prefixes of names, in order of preference
@@ -45,7 +48,33 @@ def split_files(path: Path, split: str) -> list[Path] | None:
     """The files of a split; None if there is no test split."""
     if not path.is_dir():
         return [path] if split == "train" else None
-    files = _named_files(path)
+    return chosen(_named_files(path), split, str(path))
+
+
+def remote_files(url: str) -> list[tuple[str, RemoteObject]]:
+    """The files of a data set in a folder of a store, sorted, each with the name that tells its split."""
+    folder = url if url.endswith("/") else f"{url}/"
+    found = [(str(blob)[len(folder) :], blob) for blob in remote_folder(folder, deep=True)]
+    found = [(name, blob) for name, blob in found if name.endswith(SUFFIX)]
+    homes = ("", "data/")
+    here = [(name.removeprefix(home), blob) for home in homes for name, blob in found if _is_in(name, home)]
+    if here:
+        return sorted(((_split_name(name), blob) for name, blob in here), key=lambda file: (file[0], str(file[1])))
+    configurations = sorted({top for name, _ in found if _is_in(name, f"{(top := name.partition('/')[0])}/")})
+    if len(configurations) > 1:
+        others = ", ".join(configurations)
+        raise UserError(f"{url}: several data sets ({others}): choose one, such as {folder}{configurations[0]}/")
+    return remote_files(f"{folder}{configurations[0]}/") if configurations else []
+
+
+def _is_in(name: str, home: str) -> bool:
+    """Whether a file is in a folder itself, or in one of its folders that is named after a split."""
+    split, slash, file = name.removeprefix(home).rpartition("/")
+    return name.startswith(home) and bool(file) and (not slash or ("/" not in split and _names_split(split)))
+
+
+def chosen(files: list[tuple[str, T]], split: str, path: str) -> list[T] | None:
+    """Of files with the names that tell their splits, those of one; None if there is no test split."""
     for start in SPLIT_NAMES[split]:
         named = [file for name, file in files if name.startswith(start)]
         if named:
@@ -54,7 +83,7 @@ def split_files(path: Path, split: str) -> list[Path] | None:
         return None
     unnamed = [file for name, file in files if not name.startswith(SPLIT_NAMES["test"])]
     if not unnamed:
-        raise UserError(f"{path}: no training files, only {files[0][1].name} and the like")
+        raise UserError(f"{path}: no training files, only {files[0][0]} and the like")
     return unnamed
 
 

@@ -5,12 +5,15 @@ import json
 import os
 import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from tico_ssl.data.blobs import Blob, LocalFile
 from tico_ssl.data.names import ARRAY_SUFFIX, SUFFIXES
+from tico_ssl.data.remote.objects import RemoteObject, remote_objects
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import written_atomically
 
@@ -47,8 +50,10 @@ class Member(NamedTuple):
     size: int
 
 
-def load_index(shard: Path) -> Index:
+def load_index(shard: Path | RemoteObject) -> Index:
     """The index of a shard: from the cache if it matches the shard, else built and, if possible, cached."""
+    if isinstance(shard, RemoteObject):
+        return _remote_index(shard)
     try:
         status = shard.stat()
     except OSError as error:
@@ -59,7 +64,7 @@ def load_index(shard: Path) -> Index:
         index = _read_index(place, stamp)
         if index is not None:
             return index
-    index = scan(shard)
+    index = scan(LocalFile(shard))
     for place in places:
         try:
             _write_index(place, index, stamp)
@@ -76,10 +81,33 @@ def index_places(shard: Path) -> tuple[Path, Path]:
     return shard.with_name(shard.name + INDEX_SUFFIX), cache / f"{shard.name}.{code}{INDEX_SUFFIX}"
 
 
-def _read_index(path: Path, stamp: np.ndarray) -> Index | None:
+def _remote_index(shard: RemoteObject) -> Index:
+    """The same for an object: from the cache, from a file next to it, or by reading it, which fills the cache too."""
+    place, stamp = shard.cache_path(INDEX_SUFFIX), np.array([INDEX_VERSION, shard.size])
+    index = None if place is None else _read_index(place, stamp)
+    if index is None:
+        index = _beside(shard, stamp) or scan(shard)
+        with suppress(OSError):  # the cache only saves time
+            if place is not None:
+                _write_index(place, index, stamp)
+    return index
+
+
+def _beside(shard: RemoteObject, stamp: np.ndarray) -> Index | None:
+    """An index that was uploaded with the shard. One that is older may be of another shard with this name."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            if not np.array_equal(archive["stamp"], stamp):
+        (found,) = remote_objects([f"{shard}{INDEX_SUFFIX}"])
+        return None if found.modified < shard.modified else _read_index(found, stamp)
+    except UserError:  # there is none
+        return None
+
+
+def _read_index(place: Path | RemoteObject, stamp: np.ndarray) -> Index | None:
+    """An index that begins with this stamp: version, size and, of a file, time."""
+    try:
+        with place.open() if isinstance(place, RemoteObject) else place.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if not np.array_equal(archive["stamp"][: len(stamp)], stamp):
                 return None
             index = Index(*(archive[name] for name in Index._fields))
             return index if _fits(index, int(stamp[1])) else None
@@ -102,14 +130,14 @@ def _write_index(path: Path, index: Index, stamp: np.ndarray) -> None:
         np.savez(file, stamp=stamp, **index._asdict())
 
 
-def scan(shard: Path) -> Index:
+def scan(shard: Blob) -> Index:
     """Scan a shard. Of several images with one key the fewest dots win (`key.png`, not `key.mask.png`), of members
     with one name the first, of labels `.cls` before `.json`."""
     images: dict[str, tuple[tuple[bool, int], Member]] = {}
     labels: dict[str, dict[str, int]] = {"cls": {}, "json": {}}
     try:
-        with shard.open("rb") as file:
-            for member in _members(shard):
+        with shard.open() as file:
+            for member in _members(file, shard.size):
                 key, extension, offset, size = member
                 suffix = f".{extension.rpartition('.')[2].lower()}"
                 if suffix in SUFFIXES or suffix == ARRAY_SUFFIX:  # an array next to an image is often something else
@@ -117,7 +145,10 @@ def scan(shard: Path) -> Index:
                     if key not in images or rank < images[key][0]:
                         images[key] = rank, member
                 elif extension in labels and key not in labels[extension] and size <= LABEL_BYTES[extension]:
-                    labels[extension][key] = _label(os.pread(file.fileno(), size, offset), extension)
+                    file.seek(offset)
+                    labels[extension][key] = _label(file.read(size), extension)
+    except UserError:  # of a store
+        raise
     except (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError) as error:
         raise UserError(_damage(shard, error)) from error
     members = [member for _, member in images.values()]
@@ -140,10 +171,9 @@ class BoundedHeader(tarfile.TarInfo):
         return found
 
 
-def _members(shard: Path) -> Iterator[Member]:
-    """The files of a tar, without hidden ones and those that macOS adds."""
-    whole = shard.stat().st_size
-    with tarfile.open(shard, "r:", encoding="utf-8", tarinfo=BoundedHeader) as tar:
+def _members(file: BinaryIO, whole: int) -> Iterator[Member]:
+    """The files of a tar of so many bytes, without hidden ones and those that macOS adds."""
+    with tarfile.open(fileobj=file, mode="r:", encoding="utf-8", tarinfo=BoundedHeader) as tar:
         while (entry := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined] # it would keep an object for every file of the shard
             parts = [part for part in entry.name.split("/") if part not in ("", ".")]
@@ -154,15 +184,14 @@ def _members(shard: Path) -> Iterator[Member]:
             if entry.offset_data + entry.size > whole:
                 raise tarfile.ReadError(f"{entry.name} is cut off")
             yield Member(*split_name("/".join(parts)), entry.offset_data, entry.size)
-        _check_end(shard, tar.offset)
+        _check_end(file, tar.offset)
 
 
-def _check_end(shard: Path, offset: int) -> None:
+def _check_end(file: BinaryIO, offset: int) -> None:
     """A tar ends in zeros: tarfile also stops silently at a damaged header or the end of a truncated file."""
-    with shard.open("rb") as file:
-        file.seek(offset)
-        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-            raise tarfile.ReadError(f"it is cut off after {offset} bytes")
+    file.seek(offset)
+    if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        raise tarfile.ReadError(f"it is cut off after {offset} bytes")
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -185,10 +214,9 @@ def _label(text: bytes, extension: str) -> int:
     return value if type(value) is int and 0 <= value < 2**63 else UNLABELLED
 
 
-def _damage(shard: Path, error: Exception) -> str:
+def _damage(shard: Blob, error: Exception) -> str:
     try:
-        with shard.open("rb") as file:
-            compressed = file.read(8).startswith(MAGIC)
+        compressed = shard.read(0, 8).startswith(MAGIC)
     except OSError:
         return f"{shard}: cannot be read ({error})"
     if compressed:

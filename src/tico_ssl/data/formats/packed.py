@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from zlib import crc32
 
 import numpy as np
@@ -34,6 +34,8 @@ from pydantic import Field
 from tico_ssl.config.section import Section, validate
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.decoding import BadImage, Reading
+from tico_ssl.data.remote.objects import RemoteObject, Span, remote_objects
+from tico_ssl.data.remote.urls import is_url
 from tico_ssl.data.source import Source, Split, file_identity
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.printing import printable
@@ -51,17 +53,22 @@ NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" el
 
 def matches(place: str) -> bool:
     """A file with the suffix."""
+    if is_url(place):
+        return place.endswith(ENDINGS)
     path = Path(place).expanduser()
     return path.suffix in ENDINGS and path.is_file()
 
 
 def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
     """Training split only."""
-    return open_packed(Path(place).expanduser(), reading) if split == "train" else None
+    if split != "train":
+        return None
+    return open_packed(remote_objects([place])[0] if is_url(place) else Path(place).expanduser(), reading)
 
 
-def open_packed(path: Path, reading: Reading | None = None) -> Source:
-    """The images of a packed file. Squares are a memory-mapped tensor, so nothing is read before it is used.
+def open_packed(path: Path | RemoteObject, reading: Reading | None = None) -> Source:
+    """The images of a packed file. Squares are a memory-mapped tensor, so nothing is read before it is used; those of
+    an object in a store are read one at a time.
 
     JPEGs are decoded according to `reading` (None: as packed); squares are not converted.
     """
@@ -74,8 +81,10 @@ def open_packed(path: Path, reading: Reading | None = None) -> Source:
         labels=packed.labels(),
         classes=tuple(header.classes),
         names=packed.name,
-        identity=lambda i: file_identity(path, i),
+        identity=path.identity if isinstance(path, RemoteObject) else lambda i: file_identity(path, i),
     )
+    if header.kind == "fixed" and isinstance(path, RemoteObject):
+        return source(packed.square, content=packed.content)
     if header.kind == "fixed":
         images = packed.squares()
 
@@ -117,7 +126,7 @@ class Header(Section):
 class Packed:
     """A packed file that has been opened and checked but for its images."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | RemoteObject) -> None:
         self.path = path
         self._mapping = _mapped(path)
         self.header, self._sections = _header(path, self._mapping)
@@ -157,6 +166,11 @@ class Packed:
         shape = self.header.count, self.header.channels, self.header.size, self.header.size
         return torch.frombuffer(self._sections["data"], dtype=torch.uint8).view(shape)
 
+    def square(self, place: int) -> torch.Tensor:
+        """One of the images of one size, as a copy."""
+        shape = self.header.channels, self.header.size, self.header.size
+        return torch.frombuffer(bytearray(self.content(place)), dtype=torch.uint8).view(shape)
+
     def name(self, place: int) -> str:
         """Any bytes, as a file name."""
         names = self._sections["names"][8 * self.header.count + 8 :]
@@ -164,18 +178,25 @@ class Packed:
 
     def content(self, place: int) -> bytes:
         """The bytes of an image."""
-        self.require_right(place)
-        return bytes(self._piece(place))
+        self._require_whole()
+        piece = bytes(self._piece(place))
+        self._require_right(place, piece)
+        return piece
 
     def require_right(self, place: int) -> None:
         """Refuse a damaged image, which counts as an unreadable one; what was right before is not read again."""
         self._require_whole()
-        if not self._verified[place] and crc32(self._piece(place)) != self._checksums[place]:
+        if not self._verified[place]:
+            self._require_right(place, self._piece(place))
+
+    def _require_right(self, place: int, piece: memoryview | bytes) -> None:
+        if not self._verified[place] and crc32(piece) != self._checksums[place]:
             raise BadImage(f"{self.path}: image {place}, {printable(self.name(place))}", DAMAGED)
         self._verified[place] = True
 
-    def _piece(self, place: int) -> memoryview:
-        return self._sections["data"][self._begins[place] : self._ends[place]]
+    def _piece(self, place: int) -> memoryview | bytes:
+        piece: memoryview | bytes = self._sections["data"][int(self._begins[place]) : int(self._ends[place])]
+        return piece
 
     def verify(self, rows: torch.Tensor) -> None:
         """Refuse damaged images among those that are about to be used."""
@@ -192,16 +213,19 @@ class Packed:
         require(size >= len(self._mapping), f"{self.path}: was cut short while in use, to {size:,} bytes")
 
 
-def _mapped(path: Path) -> mmap.mmap:
-    """The file in memory. Writes go to private copies of pages, not to the file."""
+def _mapped(path: Path | RemoteObject) -> mmap.mmap | Span:
+    """The file in memory. Writes go to private copies of pages, not to the file. Of an object, what will be read."""
+    if isinstance(path, RemoteObject):
+        require(path.read(0, len(MAGIC)) == MAGIC, f"{path}: not a packed file")
+        return Span(path)
     with refusing(path, "read"), path.open("rb") as file:
         require(file.read(len(MAGIC)) == MAGIC, f"{path}: not a packed file")
         return mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE | NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE)
 
 
-def _header(path: Path, mapping: mmap.mmap) -> tuple[Header, dict[str, memoryview]]:
+def _header(path: Path | RemoteObject, mapping: mmap.mmap | Span) -> tuple[Header, dict[str, Any]]:
     """The description of a file and its sections, all checked but for the data."""
-    page, whole, found = mapping[:PAGE], memoryview(mapping), len(mapping)
+    page, found = mapping[:PAGE], len(mapping)
     require(found >= PAGE, f"{path}: cut short, {found} bytes are left")
     _, version, checksum, offset, size, total = PREAMBLE.unpack_from(page)
     require(version == VERSION, f"{path}: packed in version {version} of the format, but this is version {VERSION}")
@@ -213,12 +237,19 @@ def _header(path: Path, mapping: mmap.mmap) -> tuple[Header, dict[str, memoryvie
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: damaged (header)") from error
-    header = validate(Header, values, f"{path}: damaged header")
-    sections = {name: whole[begin:end] for name, (begin, end, _) in header.sections.items()}
+    header, sections = validate(Header, values, f"{path}: damaged header"), {}
     for name, (begin, end, checksum) in header.sections.items():
+        sections[name] = _section(mapping, name, begin, end)
         require(len(sections[name]) == end - begin, f"{path}: damaged ({name} lies outside the file)")
         require(name == "data" or crc32(sections[name]) == checksum, f"{path}: damaged ({name})")
     return header, sections
+
+
+def _section(mapping: mmap.mmap | Span, name: str, begin: int, end: int) -> Any:
+    """Bytes of a file, without a copy; of an object they are read now, but for the data, which may exceed memory."""
+    if isinstance(mapping, Span):
+        return mapping.part(begin, end) if name == "data" else mapping[begin:end]
+    return memoryview(mapping)[begin:end]
 
 
 def first_page(preamble: bytes) -> bytes:

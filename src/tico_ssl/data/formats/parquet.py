@@ -21,9 +21,12 @@ import torch
 from torch import Tensor
 
 from tico_ssl.config.sections import DataConfig
+from tico_ssl.data.blobs import Blob, LocalFile
 from tico_ssl.data.decoding import IN_FULL, BadImage, Reading
-from tico_ssl.data.formats._hub_folders import SUFFIX, holds_parquet, split_files
-from tico_ssl.data.source import Source, Split, file_identity
+from tico_ssl.data.formats._hub_folders import SUFFIX, chosen, holds_parquet, remote_files, split_files
+from tico_ssl.data.remote.objects import ObjectFile, RemoteObject, remote_folder, remote_objects
+from tico_ssl.data.remote.urls import is_folder, is_url, name_of
+from tico_ssl.data.source import Source, Split
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.extras import install_command
 
@@ -38,44 +41,52 @@ CACHE_BYTES = 1 << 30  # of decompressed groups that a source caches per process
 
 def matches(place: str) -> bool:
     """A parquet file, or a folder that is a parquet data set."""
+    if is_url(place):
+        return _holds_remote(place) if is_folder(place) else place.endswith(ENDINGS)
     path = Path(place).expanduser()
     return holds_parquet(path) if path.is_dir() else path.suffix in ENDINGS and path.is_file()
 
 
+def _holds_remote(url: str) -> bool:
+    """Whether a folder of a store is a parquet data set. One with other files in it is not searched further."""
+    here = [blob.name for blob in remote_folder(url)]
+    return any(name.endswith(ENDINGS) for name in here) or (not here and bool(remote_files(url)))
+
+
 def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
     """Images by row groups."""
-    return open_parquet(Path(place).expanduser(), split, reading)
+    return open_parquet(place if is_url(place) else Path(place).expanduser(), split, reading)
 
 
 @dataclass(frozen=True)
 class File:
     """A parquet file as its footer describes it."""
 
-    path: Path
+    blob: Blob
     metadata: Any
     image: str
     label: str | None
     classes: tuple[str, ...]
 
 
-def open_parquet(path: Path, split: str = "train", reading: Reading = IN_FULL) -> Source | None:
-    """Images of a .parquet file or a folder of them. None if there is no test split.
+def open_parquet(path: Path | str, split: str = "train", reading: Reading = IN_FULL) -> Source | None:
+    """Images of a .parquet file or a folder of them, by path or url. None if there is no test split.
 
     In a folder, files or subfolders whose names begin with train are the training split, with test or val the test
     split; without such names, and for a single file, all images are for training. There are labels if every row has
     one.
     """
-    paths = split_files(path, split)
-    if paths is None:
+    blobs = _files_at(path, split)
+    if blobs is None:
         return None
-    files = [describe(file) for file in paths]
+    files = [describe(blob) for blob in blobs]
     reader = Reader(files, reading)
     if reader.count == 0:
         raise UserError(f"{path}: no rows in {len(files)} parquet file(s)")
     labels = read_labels(files)
     classes = files[0].classes if labels is not None and int(labels.max()) < len(files[0].classes) else ()
     return Source(
-        path.name or str(path),
+        name_of(str(path)) or str(path),
         reader.count,
         reader.fetch,
         labels=labels,
@@ -84,6 +95,18 @@ def open_parquet(path: Path, split: str = "train", reading: Reading = IN_FULL) -
         identity=reader.identity,
         content=reader.content,
     )
+
+
+def _files_at(place: Path | str, split: str) -> Sequence[Blob] | None:
+    """The files of a split; None if there is no test split."""
+    if isinstance(place, Path):
+        paths = split_files(place, split)
+        return None if paths is None else [LocalFile(path) for path in paths]
+    if not is_folder(place):
+        return remote_objects([place]) if split == "train" else None
+    if not (files := remote_files(place)):
+        raise UserError(f"{place}: no .parquet files found in it or its subfolders")
+    return chosen(files, split, place)
 
 
 class Reader:
@@ -119,9 +142,11 @@ class Reader:
         """The bytes of an image, and its name."""
         group = int(np.searchsorted(self._starts, place, side="right")) - 1
         number = int(self._groups[group, 0])
-        name = f"{self._files[number].path}:{place - self._first[number]}"
+        name = f"{self._files[number].blob}:{place - self._first[number]}"
         try:
             value = self._group(group)[place - int(self._starts[group])].as_py()
+        except UserError:  # of a store
+            raise
         except FAILURES as error:
             raise BadImage(name, _line(error)) from error
         image, original = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
@@ -131,16 +156,17 @@ class Reader:
 
     def name(self, place: int) -> str:
         """The file and the row in it."""
-        path, row = self._row(place)
-        return f"{path.name}:{row}"
+        blob, row = self._row(place)
+        return f"{blob.name}:{row}"
 
     def identity(self, place: int) -> bytes:
-        """The same, with the size and time of the file."""
-        return file_identity(*self._row(place))
+        """The same, with what tells the file from one that replaces it."""
+        blob, row = self._row(place)
+        return blob.identity(row)
 
-    def _row(self, place: int) -> tuple[Path, int]:
+    def _row(self, place: int) -> tuple[Blob, int]:
         number = int(np.searchsorted(self._first, place, side="right")) - 1
-        return self._files[number].path, place - int(self._first[number])
+        return self._files[number].blob, place - int(self._first[number])
 
     def _group(self, group: int) -> Any:
         key = os.getpid(), group
@@ -150,27 +176,29 @@ class Reader:
     def _read(self, process: int, group: int) -> Any:
         """The images of a group. The process is an argument to be part of the cache's key."""
         file = self._files[self._groups[group, 0]]
-        with _opened(file.path, file.metadata) as opened:
+        with _opened(file.blob, file.metadata) as opened:
             return opened.read_row_group(int(self._groups[group, 1]), [file.image], use_threads=False).column(0)
 
 
-def describe(path: Path) -> File:
+def describe(blob: Blob) -> File:
     """Read the footer of a file and find its columns."""
     _parquet()
     try:
-        with _opened(path) as opened:
+        with _opened(blob) as opened:
             metadata, schema = opened.metadata, opened.schema_arrow
+    except UserError:  # of a store
+        raise
     except FAILURES as error:
-        raise UserError(f"{path}: not a readable parquet file ({_line(error)})") from error
+        raise UserError(f"{blob}: not a readable parquet file ({_line(error)})") from error
     rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
-        raise UserError(f"{path}: damaged, its groups have {sum(rows)} rows and not {metadata.num_rows}")
+        raise UserError(f"{blob}: damaged, its groups have {sum(rows)} rows and not {metadata.num_rows}")
     image = _image_column(schema)
     if image is None:
         columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
-        raise UserError(f"{path}: no column of encoded images (image, img, or a struct with bytes); columns: {columns}")
+        raise UserError(f"{blob}: no column of encoded images (image, img, or a struct with bytes); columns: {columns}")
     label = next((name for name in LABEL_COLUMNS if name in schema.names and _is_whole(schema.field(name).type)), None)
-    return File(path, metadata, image, label, _class_names(schema, label))
+    return File(blob, metadata, image, label, _class_names(schema, label))
 
 
 def read_labels(files: Sequence[File]) -> Tensor | None:
@@ -180,15 +208,17 @@ def read_labels(files: Sequence[File]) -> Tensor | None:
         if file.label is None:
             return None
         try:
-            with _opened(file.path, file.metadata) as opened:
+            with _opened(file.blob, file.metadata) as opened:
                 column = opened.read([file.label], use_threads=False).column(0)
             if len(column) != file.metadata.num_rows:
                 raise ValueError(f"{len(column)} labels for {file.metadata.num_rows} rows")
             if column.null_count:
                 return None
             parts.append(column.to_numpy().astype(np.int64))
+        except UserError:  # of a store
+            raise
         except FAILURES as error:
-            raise UserError(f"{file.path}: column {file.label} cannot be read ({_line(error)})") from error
+            raise UserError(f"{file.blob}: column {file.label} cannot be read ({_line(error)})") from error
     labels = torch.from_numpy(np.concatenate(parts))
     return None if bool((labels < 0).any()) else labels
 
@@ -229,9 +259,10 @@ def _class_names(schema: Any, label: str | None) -> tuple[str, ...]:
     return tuple(str(name) for name in names) if isinstance(names, list) else ()
 
 
-def _opened(path: Path, metadata: Any = None) -> Any:
+def _opened(blob: Blob, metadata: Any = None) -> Any:
     """A file. Pages that were written with checksums are verified."""
-    return _parquet().ParquetFile(path, metadata=metadata, page_checksum_verification=True)
+    source = ObjectFile(blob) if isinstance(blob, RemoteObject) else str(blob)
+    return _parquet().ParquetFile(source, metadata=metadata, page_checksum_verification=True)
 
 
 def _parquet() -> Any:
