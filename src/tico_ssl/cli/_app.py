@@ -1,6 +1,7 @@
 """The application that verbs are added to, and what several of them take."""
 
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -45,6 +46,19 @@ DataOption = Annotated[
 BF16Option = Annotated[bool, typer.Option("--bf16", help="Compute frozen features in bf16: faster, less exact.")]
 RECIPE_WORDS = "[RECIPE] [KEY=VALUE ...]"
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="Images, as for --data.")]
+
+
+SplitOption = Annotated[str, typer.Option(help="Images of one split: train, val or test; by default all.")]
+
+
+def command(*words: object) -> str:
+    """A command as a shell takes it: what has spaces or quotes in it is quoted."""
+    return shlex.join(["tico", *map(str, words)])
+
+
+def data_words(data: Sequence[str] | None) -> list[str]:
+    """The given data as options of another command."""
+    return [word for place in data or [] for word in ("--data", place)]
 
 
 def exit_code(stop: KeyboardInterrupt) -> int:

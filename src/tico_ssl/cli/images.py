@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tico_ssl.cli._app import SourceArgument, app, changes_of
+from tico_ssl.cli._app import SourceArgument, SplitOption, app, changes_of, command
 from tico_ssl.runtime.printing import printable
 
 data_app = typer.Typer(help="Preview, check and pack images; verify a packed file.", no_args_is_help=True)
@@ -20,17 +20,25 @@ def check(
     out: Annotated[
         str | None, typer.Option(help="JSON lines file for all bad files; by default 20 are printed.")
     ] = None,
+    split: SplitOption = "all",
 ) -> None:
-    """Read every image: sizes, formats, duplicates and unreadable files. Exit code 1 if a file is bad."""
+    """Read every image: splits, classes, sizes, formats, duplicates, bad files. Exit code 1 if a file is bad."""
+    from tico_ssl.data.given import require_split
+
+    require_split(split)
+
     from tico_ssl.config.sections import DataConfig
     from tico_ssl.data.checking import check as examine
-    from tico_ssl.data.sources import open_training
+    from tico_ssl.data.checking import contents, recommended
+    from tico_ssl.data.sources import open_source
+    from tico_ssl.data.splits import open_splits, together
     from tico_ssl.runtime.json_lines import write_json_lines
     from tico_ssl.runtime.progress import say
 
-    opened = open_training(DataConfig(source=source), channels)
-    report = examine(opened, channels, workers, label="checking")
-    for line in report.lines():
+    config = DataConfig(source=source)
+    parts = open_splits(config, lambda name: open_source(config, name, channels), split)
+    report = examine(together(parts), channels, workers, label="checking")
+    for line in (*report.lines(), *contents(parts)):
         say(line)
     if out is not None:
         path = Path(out).expanduser()
@@ -43,7 +51,9 @@ def check(
         say(f"  ... and {len(report.bad) - 20:,} more: --out bad_files.jsonl writes them all")
     if report.bad:
         raise typer.Exit(1)
-    say(f"next       tico pretrain --data {source}")
+    if parts[0].split == "train":
+        recipe, *overrides = recommended(len(parts[0].source), report.side, channels)
+        say(f"next       {command('pretrain', recipe, '--data', source, *overrides)}")
 
 
 @data_app.command()
@@ -56,19 +66,30 @@ def pack(
     ] = False,
     channels: Annotated[int, typer.Option(help="Number of image channels.")] = 3,
     workers: Annotated[int, typer.Option(help="Number of threads.", min=1, max=256)] = 4,
+    split: SplitOption = "all",
 ) -> None:
-    """Pack images into one memory-mapped file for --data. Resumes after an interruption."""
+    """Pack images into one memory-mapped file for --data, with their splits. Resumes after an interruption."""
+    from tico_ssl.data.given import require_split
+
+    require_split(split)
+
     from tico_ssl.config.sections import DataConfig
-    from tico_ssl.data.sources import open_training
-    from tico_ssl.pipeline.packing import pack as write
+    from tico_ssl.data.checking import contents, recommended
+    from tico_ssl.data.sources import open_source
+    from tico_ssl.data.splits import open_splits
+    from tico_ssl.pipeline.packing import pack_splits
     from tico_ssl.runtime.progress import say
 
-    opened = open_training(DataConfig(source=source), channels, shorter=size)
-    report = write(opened, Path(out).expanduser(), size, jpeg, workers=workers, label="packing")
+    config = DataConfig(source=source)
+    parts = open_splits(config, lambda name: open_source(config, name, channels, shorter=size), split)
+    report = pack_splits(parts, Path(out).expanduser(), size, jpeg, workers=workers, label="packing")
+    for line in contents(parts):
+        say(line)
     say(f"wrote {out}: {report.images:,} images, {report.bytes / 2**20:,.1f} MiB, {report.seconds:,.0f} s")
     for name, reason in report.bad[:20]:
         say(f"  left out {printable(name)}: {reason}")
-    say(f"next       tico pretrain --data {out}")
+    recipe, *overrides = recommended(len(parts[0].source), size, channels)
+    say(f"next       {command('pretrain', recipe, '--data', out, *overrides)}")
 
 
 @data_app.command()

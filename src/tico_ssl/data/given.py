@@ -5,10 +5,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Union
 
 from tico_ssl.data import formats
+from tico_ssl.runtime.errors import UserError, suggestion
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
+ALL_SPLITS = "all"
+SPLITS = ("train", "val", "test", ALL_SPLITS)
 Given = Union[str, os.PathLike[str], Sequence[str], "Dataset[Any]"]
 
 
@@ -36,3 +39,9 @@ def require_data(source: str | list[str]) -> None:
     """Refuse sources that no format reads. Images themselves are checked when they are opened."""
     for place in [source] if isinstance(source, str) else source or [""]:
         formats.recognise(place)
+
+
+def require_split(split: str) -> None:
+    """Require the name of a split, or all."""
+    if split not in SPLITS:
+        raise UserError(f"split '{split}'{suggestion(split, SPLITS)}")

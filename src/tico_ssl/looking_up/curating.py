@@ -4,9 +4,9 @@ raised before torch is imported, as far as they can be."""
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tico_ssl.data.given import Given, in_words
+from tico_ssl.data.given import ALL_SPLITS, Given, in_words, require_split
 from tico_ssl.features.embedding import name_bad_files
-from tico_ssl.features.homes import ALL_SPLITS, require_model, require_split
+from tico_ssl.features.homes import require_model
 from tico_ssl.looking_up.findings import Curation, Threshold, scored
 from tico_ssl.looking_up.searching import require_output_folder
 from tico_ssl.runtime.errors import UserError

@@ -11,7 +11,8 @@ from tico_ssl.runtime.errors import UserError
 
 SUFFIX = ".parquet"
 GLANCE = 100  # entries to look at: listing a folder of a million images would be slow
-SPLIT_NAMES = {"train": ("train",), "test": ("test", "val")}  # prefixes of names, in order of preference
+# prefixes of names, in order of preference
+SPLIT_NAMES = {"train": ("train",), "test": ("test", "val"), "val": ("val",)}
 
 
 def holds_parquet(root: Path) -> bool:
@@ -41,8 +42,14 @@ def _seen(folder: Path, most: int | None = None) -> tuple[set[str], list[Path]]:
     return endings, folders
 
 
+def splits_named(path: Path) -> list[str]:
+    """The splits that names of files tell; a file alone is for training."""
+    names = [name for name, _ in _named_files(path)] if path.is_dir() else []
+    return ["train", *(split for split in ("test", "val") if any(name.startswith(split) for name in names))]
+
+
 def split_files(path: Path, split: str) -> list[Path] | None:
-    """The files of a split; None if there is no test split."""
+    """The files of a split; None if there is no such split, but for training."""
     if not path.is_dir():
         return [path] if split == "train" else None
     files = _named_files(path)
@@ -50,7 +57,7 @@ def split_files(path: Path, split: str) -> list[Path] | None:
         named = [file for name, file in files if name.startswith(start)]
         if named:
             return named
-    if split == "test":
+    if split != "train":
         return None
     unnamed = [file for name, file in files if not name.startswith(SPLIT_NAMES["test"])]
     if not unnamed:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.decoding import IN_FULL, BadImage, Reading
-from tico_ssl.data.formats._hub_folders import SUFFIX, holds_parquet, split_files
+from tico_ssl.data.formats._hub_folders import SUFFIX, holds_parquet, split_files, splits_named
 from tico_ssl.data.source import Source, Split, file_identity
 from tico_ssl.runtime.errors import UserError
 
@@ -39,6 +39,11 @@ def matches(place: str) -> bool:
     """A parquet file, or a folder that is a parquet data set."""
     path = Path(place).expanduser()
     return holds_parquet(path) if path.is_dir() else path.suffix in ENDINGS and path.is_file()
+
+
+def splits(place: str) -> dict[Split, str]:
+    """Those that the names of files or folders tell."""
+    return {split: "" for split in get_args(Split) if split in splits_named(Path(place).expanduser())}
 
 
 def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
