@@ -18,7 +18,6 @@ from tico_ssl.data.splits import Part
 from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.progress import track
 
-
 SMALL_SIZES = (32, 64)  # pixels, instead of those of the recipes
 FEW, MANY = 5_000, 100_000  # images, of which a network learns little by itself, and of which a transformer learns
 BATCH = 256  # of the recipes for photos

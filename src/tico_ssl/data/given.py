@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 ALL_SPLITS = "all"
 SPLITS = ("train", "val", "test", ALL_SPLITS)
-Given = Union[str, os.PathLike[str], Sequence[str], "Dataset[Any]"]
+Given = Union[str, os.PathLike[str], Sequence[str], Sequence[tuple[Any, Any]], "Dataset[Any]"]
 
 
 def as_source(data: Given) -> str | list[str]:
-    """Data as a recipe spells it: one source or several. A data set object gets a name by which this process can find
-    it again."""
+    """Data as a recipe spells it: one source or several. A data set object, or a list of images or of pairs of an
+    image and a label, gets a name by which this process can find it again."""
     if isinstance(data, str | os.PathLike):
         return os.fspath(data)
-    if isinstance(data, Sequence):
-        places = [os.fspath(place) for place in data]
+    if isinstance(data, Sequence) and all(isinstance(place, str | os.PathLike) for place in data):
+        places = [os.fspath(place) for place in data if not isinstance(place, tuple)]
         return places[0] if len(places) == 1 else places
 
     from tico_ssl.data.formats.dataset import hand_over  # a caller with such an object has imported torch
