@@ -93,7 +93,7 @@ def bench(
     if against is not None:
         require(against, loaded)
     if out is not None and not Path(out).expanduser().resolve().parent.is_dir():
-        raise UserError(f"--out {out}: there is no such folder")
+        raise UserError(f"--out={out}: there is no such folder")
     try:
         report = _measure(loaded, str(name), data is not None, device, against, seconds, compiled, methods)
     except torch.OutOfMemoryError as error:

@@ -41,15 +41,15 @@ class RivalSpeed:
 def require(rival: str, recipe: Recipe) -> None:
     """Check what a comparison needs before anything is measured."""
     if rival not in RIVALS:
-        raise UserError(f"--against: unknown library '{rival}'{suggestion(rival, RIVALS)}")
+        raise UserError(f"--against={rival}: unknown library{suggestion(rival, RIVALS)}")
     try:
         import_module("lightly")
     except ImportError as error:
-        raise UserError("--against lightly: lightly is not installed (pip install lightly)") from error
+        raise UserError("--against=lightly: lightly is not installed (pip install lightly)") from error
     if recipe.method.name != "tico" or _settings(recipe).symmetric:
-        raise UserError("--against lightly compares TiCo as in the paper: method.name=tico, not symmetric")
+        raise UserError("--against=lightly compares TiCo as in the paper: method.name=tico, not symmetric")
     if recipe.backbone.channels != 3:
-        raise UserError("--against lightly: its transforms need images of three channels")
+        raise UserError("--against=lightly: its transforms need images of three channels")
 
 
 def _settings(recipe: Recipe) -> tico.Config:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.wording import command_line
 
 app = typer.Typer(
     help="Self-supervised pretraining of vision backbones with TiCo, from a folder of images to an evaluated model.",
@@ -27,11 +28,12 @@ def _say_version(asked: bool) -> None:
 
 @app.callback()
 def _common(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    pass
+    context.with_resource(command_line())
 
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or a backbone .safetensors file.")]

@@ -94,7 +94,7 @@ def others_beside(run: str | Path, against: Sequence[str | Path]) -> dict[str, O
         other = Other.parse(given)
         name = next((name for name in other.names() if name not in taken), None)
         if name is None or other in found.values():
-            raise UserError(f"--against {given}: given twice")
+            raise UserError(f"--against={given}: given twice")
         taken.add(name)
         found[name] = other
     return found

@@ -3,6 +3,7 @@
 from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
+from shlex import quote
 
 import torch
 from torch.optim import Optimizer
@@ -217,7 +218,7 @@ class _Moments:
             steps_per_epoch=self.setup.plan.steps_per_epoch,
             not_finite=faults,
         )
-        kept = f"`tico replay {self.run.folder}` shows how"
+        kept = f"`tico replay {quote(str(self.run.folder))}` shows how"
         try:
             if distributed.is_main():
                 stop.write(self.run)
