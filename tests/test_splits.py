@@ -159,7 +159,9 @@ def test_a_packed_file_keeps_the_splits(photos, packed, split):
 
 def test_a_packed_file_evaluates_like_the_folder(photos, packed, backbone):
     """To the digit, if the shorter side of the photos is that of the file."""
-    results = [evaluate(backbone, "knn", str(place), {"voters": [{"k": 3, "temperature": 0.1}]}) for place in (photos, packed)]
+    results = [
+        evaluate(backbone, "knn", str(place), {"voters": [{"k": 3, "temperature": 0.1}]}) for place in (photos, packed)
+    ]
     numbers = [{name: result.numbers[name] for name in ("trained", "untrained")} for result in results]
     assert numbers[0] == numbers[1]
     assert [result.data["split"] for result in results] == ["the data's own"] * 2

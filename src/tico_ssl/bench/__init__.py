@@ -16,13 +16,12 @@ from tico_ssl.bench.roofline import Roofline, roofline, step_operations
 from tico_ssl.bench.stages import Speed, Subject, time_execution, time_loader, time_stages
 from tico_ssl.config.recipe import Recipe, load_recipe
 from tico_ssl.config.sections import Execution
-from tico_ssl.config.views import shorter_side
+from tico_ssl.config.views import SMALL_IMAGE, shorter_side
 from tico_ssl.data.arrays import from_arrays
 from tico_ssl.data.given import Given, as_source
 from tico_ssl.data.measuring import settled
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_training
-from tico_ssl.networks.backbones import SMALL_IMAGE
 from tico_ssl.pipeline.workers import default_workers
 from tico_ssl.results.run_folder import environment
 from tico_ssl.runtime import fallbacks

@@ -18,9 +18,10 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from tico_ssl.bench.stages import ENDLESS, Subject
 from tico_ssl.bench.timing import time_calls
 from tico_ssl.config.recipe import Recipe
+from tico_ssl.config.views import SMALL_IMAGE
 from tico_ssl.data.source import Source
 from tico_ssl.methods import tico
-from tico_ssl.networks.backbones import SMALL_IMAGE, build_backbone
+from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.pipeline.workers import default_workers
 from tico_ssl.runtime.device import autocast
 from tico_ssl.runtime.errors import UserError, suggestion

@@ -76,7 +76,8 @@ def pretrain(
         raise typer.Exit(exit_code(stop)) from stop
     if not is_main():
         return
-    board = f", tensorboard --logdir {shlex.quote(str(run.folder))}" if any(run.folder.glob("events.out.tfevents.*")) else ""
+    logged = any(run.folder.glob("events.out.tfevents.*"))
+    board = f", tensorboard --logdir {shlex.quote(str(run.folder))}" if logged else ""
     say(f"\nlook at    {run.folder}/views.png, {run.folder}/metrics.jsonl{board}")
     say(f"backbone   {run.backbone_file}")
     labelled = any("knn" in key for line in run.metrics() for key in line)

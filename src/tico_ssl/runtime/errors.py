@@ -32,8 +32,8 @@ MEMORY_WORDS = re.compile(
 
 class UserError(ValueError):
     """A mistake that the user can correct. The command line prints it as one line and exits with its code. Options are
-    written `--data`, which becomes `data=` in a Python program. Names in the message may come from anyone's files, so it
-    is made safe to print."""
+    written `--data`, which becomes `data=` in a Python program. Names in the message may come from anyone's files, so
+    it is made safe to print."""
 
     exit_code = 2
 

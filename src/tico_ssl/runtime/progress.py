@@ -40,8 +40,8 @@ def is_main() -> bool:
 
 
 def say(text: str = "") -> None:
-    """Print a line, in the main process only; options in it are written `--data`. An output that takes no more (a full disk, a closed terminal) does not
-    stop the work."""
+    """Print a line, in the main process only; options in it are written as in a UserError. An output that takes no more
+    (a full disk, a closed terminal) does not stop the work."""
     if is_main():
         with suppress(OSError):
             console.print(worded(text), markup=False)

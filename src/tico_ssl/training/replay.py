@@ -81,7 +81,8 @@ def _search(
 def _in_vain(run: Run, stop: Stop, begin: int, done: int) -> Explanation:
     """What it means that no step was bad."""
     if done < stop.noticed:
-        summary = f"steps {begin + 1} to {done} are finite; `tico replay {quote(str(run.folder))}` also looks at the later ones"
+        more = f"`tico replay {quote(str(run.folder))}` also looks at the later ones"
+        summary = f"steps {begin + 1} to {done} are finite; {more}"
         return Explanation(summary, [summary])
     finite = f"steps {begin + 1} to {done}, carried out again one by one, are all finite"
     cause = "not the recipe, but how its steps were executed (captured on a GPU), or a fault of the machine"

@@ -97,7 +97,9 @@ def find_batch(
     """Find the largest batch of which a training step fits on the GPU: the result in words."""
     loaded = _loaded(recipe, data, overrides)
     if launched():
-        raise UserError("`tico pretrain --find-batch` needs a single process; the batch of several is that many times as large")
+        raise UserError(
+            "`tico pretrain --find-batch` needs a single process; the batch of several is that many times as large"
+        )
 
     from tico_ssl.runtime.device import choose_device
     from tico_ssl.training.find_batch import largest_batch

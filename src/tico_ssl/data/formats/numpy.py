@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.arrays import channels_first, from_arrays
-from tico_ssl.data.item_labels import one_or_several
 from tico_ssl.data.decoding import Reading
+from tico_ssl.data.item_labels import one_or_several
 from tico_ssl.data.source import Source, Split
 from tico_ssl.runtime.errors import UserError
 
