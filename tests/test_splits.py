@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from tico_ssl import embed, evaluate, load_backbone
+from tico_ssl import embed, evaluate, load_backbone, pretrain
 from tico_ssl.cli import app
 from tico_ssl.config.sections import BackboneConfig, DataConfig
 from tico_ssl.data.formats import splits
@@ -118,6 +118,25 @@ def test_classes_are_numbered_alike_if_one_of_several_sources_has_no_test_images
     train, test = (open_source(config, split) for split in ("train", "test"))
     assert train.classes == test.classes == ("ants", "bees", "cats", "dogs")
     assert [test.classes[label] for label in test.labels] == ["cats", "dogs"]
+
+
+def test_folders_of_annotations_are_no_classes_in_any_command(tmp_path, tiny, backbone, capsys):
+    root = tmp_path / "cells"
+    for number in range(8):
+        write(root / "JPEGImages" / f"{number}.png", number)
+        (root / "Annotations").mkdir(exist_ok=True)
+        (root / "Annotations" / f"{number}.xml").write_text("<annotation/>")
+    (root / "ImageSets").mkdir()
+    assert "train      8 images, no labels" in tico("data", "check", root)
+    settings = tiny | {"data.limit": None, "training.batch_size": 4, "training.epochs": 1}
+    pretrain("demo", data=root, out=tmp_path / "run", overrides=settings | {"optimizer.warmup_epochs": 10})
+    said = capsys.readouterr().out
+    assert "8 images (no labels)" in said
+    assert "a warm-up of 10 epochs is too long for 1" in said
+    with np.load(embed(backbone, str(root), tmp_path / "f.npz")) as table:
+        assert "labels" not in table and table["splits"].tolist() == ["train"] * 8
+    with pytest.raises(UserError, match=r"knn needs labels: .* \(see data=\)"):
+        evaluate(backbone, "knn", str(root))
 
 
 # --------------------------------------------------------------------------------------------------------- check
