@@ -10,11 +10,13 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from tico_ssl import embed, evaluate, load_backbone, pretrain
+from tico_ssl.classifying.held_out import own_validation
 from tico_ssl.cli import app
 from tico_ssl.config.sections import BackboneConfig, DataConfig
 from tico_ssl.data.formats import splits
 from tico_ssl.data.sources import open_source
 from tico_ssl.data.splits import open_splits, together
+from tico_ssl.evaluations._context import open_context
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import save_backbone
 from tico_ssl.runtime.errors import UserError
@@ -185,6 +187,11 @@ def test_a_packed_file_evaluates_like_the_folder(photos, packed, backbone):
     assert numbers[0] == numbers[1]
     assert [result.data["split"] for result in results] == ["the data's own"] * 2
     assert [(result.data["train"], result.data["test"]) for result in results] == [(16, 6)] * 2
+
+
+def test_a_classifier_is_chosen_by_the_same_images(photos, packed, backbone):
+    found = [own_validation(open_context(backbone, str(place)), ("ants", "bees")) for place in (photos, packed)]
+    assert [one.labels.tolist() for one in found] == [[0, 0, 1, 1]] * 2
 
 
 def test_one_split_is_packed_alone(photos, tmp_path):

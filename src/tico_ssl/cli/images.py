@@ -1,12 +1,15 @@
 """Verbs of images: data check, pack, verify, preview."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tico_ssl.cli._app import SourceArgument, SplitOption, app, changes_of, command
 from tico_ssl.runtime.printing import printable
+
+if TYPE_CHECKING:
+    from tico_ssl.data.splits import Part
 
 data_app = typer.Typer(help="Preview, check and pack images; verify a packed file.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -23,20 +26,14 @@ def check(
     split: SplitOption = "all",
 ) -> None:
     """Read every image: splits, classes, sizes, formats, duplicates, bad files. Exit code 1 if a file is bad."""
-    from tico_ssl.data.given import require_split
+    parts = _opened(source, split, channels)
 
-    require_split(split)
-
-    from tico_ssl.config.sections import DataConfig
     from tico_ssl.data.checking import check as examine
     from tico_ssl.data.checking import contents, recommended
-    from tico_ssl.data.sources import open_source
-    from tico_ssl.data.splits import open_splits, together
+    from tico_ssl.data.splits import together
     from tico_ssl.runtime.json_lines import write_json_lines
     from tico_ssl.runtime.progress import say
 
-    config = DataConfig(source=source)
-    parts = open_splits(config, lambda name: open_source(config, name, channels), split)
     report = examine(together(parts), channels, workers, label="checking")
     for line in (*report.lines(), *contents(parts)):
         say(line)
@@ -69,19 +66,12 @@ def pack(
     split: SplitOption = "all",
 ) -> None:
     """Pack images into one memory-mapped file for --data, with their splits. Resumes after an interruption."""
-    from tico_ssl.data.given import require_split
+    parts = _opened(source, split, channels, size)
 
-    require_split(split)
-
-    from tico_ssl.config.sections import DataConfig
     from tico_ssl.data.checking import contents, recommended
-    from tico_ssl.data.sources import open_source
-    from tico_ssl.data.splits import open_splits
     from tico_ssl.pipeline.packing import pack_splits
     from tico_ssl.runtime.progress import say
 
-    config = DataConfig(source=source)
-    parts = open_splits(config, lambda name: open_source(config, name, channels, shorter=size), split)
     report = pack_splits(parts, Path(out).expanduser(), size, jpeg, workers=workers, label="packing")
     for line in contents(parts):
         say(line)
@@ -90,6 +80,21 @@ def pack(
         say(f"  left out {printable(name)}: {reason}")
     recipe, *overrides = recommended(len(parts[0].source), size, channels)
     say(f"next       {command('pretrain', recipe, '--data', out, *overrides)}")
+
+
+def _opened(source: str, split: str, channels: int, shorter: int | None = None) -> "tuple[Part, ...]":
+    """The images of all splits or of one; a split that cannot be is an error before torch is imported."""
+    from tico_ssl.data.given import require_data, require_split
+
+    require_split(split)
+    require_data(source)
+
+    from tico_ssl.config.sections import DataConfig
+    from tico_ssl.data.sources import open_source
+    from tico_ssl.data.splits import open_splits
+
+    config = DataConfig(source=source)
+    return open_splits(config, lambda name: open_source(config, name, channels, shorter), split)
 
 
 @data_app.command()
