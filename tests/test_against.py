@@ -210,7 +210,7 @@ def test_columns_have_names_that_tell_them_apart(here):
     assert list(found) == names
     assert [other.given for other in found.values()] == given
     assert (found["lr=0.1"].model, found["tico-resnet10-w2=w.pth"].weights) == ("lr=0.1", "w.pth")
-    with pytest.raises(UserError, match=r"^--against x/run: given twice$"):
+    with pytest.raises(UserError, match=r"^against=x/run: given twice$"):
         others_beside("a.safetensors", ["x/run", "x/run"])
 
 

@@ -273,7 +273,7 @@ def test_a_killed_command_continues_to_the_same_file(made, many, tmp_path, monke
         patch.setattr(Journal, "append", die)
         predict(made.folder, [str(many)], broken)
     assert not broken.exists()
-    with pytest.raises(UserError, match="another model, other images or another --top"):
+    with pytest.raises(UserError, match="another model, other images or another top="):
         predict(made.folder, [str(many)], broken, top=1)
     found = predict(made.folder, [str(many)], broken)
     assert (found.images, found.before) == (3 * PER_CLASS, 16)
@@ -281,7 +281,7 @@ def test_a_killed_command_continues_to_the_same_file(made, many, tmp_path, monke
     bad = [json.loads(line) for line in Path(f"{broken}.bad_files.jsonl").read_text().splitlines()]
     assert [line["file"] for line in bad] == [str(many / "broken.png")]
     assert not list(tmp_path.glob("*.partial"))
-    with pytest.raises(UserError, match="--overwrite"):
+    with pytest.raises(UserError, match="overwrite=True"):
         predict(made.folder, [str(many)], broken)
 
 

@@ -809,7 +809,7 @@ def test_voc_end_to_end(tmp_path):
     assert result.data["rule"] == "voc2007" and set(result.numbers["trained"]) == {"box_ap", "box_ap50", "box_ap75"}
     with pytest.raises(UserError, match="segmentation needs outlines"):
         evaluate(tmp_path / "b.safetensors", "segmentation", data=tmp_path / "VOCdevkit", overrides=overrides)
-    with pytest.raises(UserError, match="say which images with --data"):
+    with pytest.raises(UserError, match="say which images with data="):
         evaluate(tmp_path / "b.safetensors", "detection", overrides=overrides)
 
 

@@ -240,9 +240,9 @@ def test_weights_that_do_not_fit(here):
         import_model("tico/resnet10-w2", here / "junk.pth", "x.npz")
     with pytest.raises(UserError, match="no such file"):
         import_model("tico/resnet10-w2", here / "absent.pth", "x.npz")
-    with pytest.raises(UserError, match="--weights goes with the name of a model"):
+    with pytest.raises(UserError, match="weights= goes with the name of a model"):
         import_model("b.safetensors", here / "w.pth", "x.npz")
-    with pytest.raises(UserError, match="say which images with --data"):
+    with pytest.raises(UserError, match="say which images with data="):
         evaluate("torchvision/resnet18", "knn")
     with pytest.raises(UserError, match="did you mean 'resnet18'"):
         evaluate("torchvision/resnet8", "knn", "x.npz")

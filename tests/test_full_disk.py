@@ -195,6 +195,6 @@ def test_an_exhausted_gpu_is_said_with_what_to_change(settings, tmp_path, monkey
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has ...")
 
     monkeypatch.setattr(Step, "__call__", full)
-    words = r"^out of GPU memory: lower training.batch_size \(--find-batch .*training.parts, .*training.recompute=true$"
+    words = r"^out of GPU memory: lower training.batch_size .*--find-batch.*training.parts, .*training.recompute=true$"
     with pytest.raises(UserError, match=words):
         pretrain("demo", out=tmp_path / "run", overrides=settings)

@@ -141,7 +141,7 @@ def test_a_model_by_name_with_its_weights(model, photos, tmp_path, monkeypatch, 
     )
     np.testing.assert_allclose(found, expected, atol=1e-5)
     embed("tico/resnet10-w8", str(photos), "r.npy", split="test")
-    assert "tico/resnet10-w8 has random weights; --weights FILE" in capsys.readouterr().out
+    assert "tico/resnet10-w8 has random weights; weights= gives" in capsys.readouterr().out
 
 
 def stopped_after(blocks: int, monkeypatch):
@@ -273,7 +273,7 @@ def test_bad_input_is_one_line(model, photos, tmp_path, monkeypatch, capsys):
     assert "empty: no images found" in line_of(capsys, "search", model, "empty", "--query", "one/a.png")
     assert "empty: no images found" in line_of(capsys, "curate", model, "empty")
     assert "nothing to be compared with" in line_of(capsys, "curate", model, "one")
-    assert "--subset 40: there are only 39 images" in line_of(capsys, "curate", model, photos, "--subset", 40)
+    assert "--subset=40: there are only 39 images" in line_of(capsys, "curate", model, photos, "--subset", 40)
     assert not Path("curated").exists()
 
 

@@ -43,7 +43,7 @@ def test_a_full_gpu_says_what_to_change(tmp_path, tiny, monkeypatch):
         raise torch.OutOfMemoryError(FULL)
 
     monkeypatch.setattr(Step, "__call__", full)
-    with pytest.raises(UserError, match=r"^out of GPU memory: .*--find-batch .*training\.parts.*training\.recompute"):
+    with pytest.raises(UserError, match=r"^out of GPU memory: .*--find-batch` .*training\.parts.*training\.recompute"):
         pretrain("demo", out=tmp_path / "run", overrides=tiny)
     with pytest.raises(UserError, match=r"^out of memory: lower it$"), memory_advice("lower it"):
         raise MemoryError

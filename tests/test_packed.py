@@ -467,9 +467,9 @@ def test_what_is_no_packed_file_is_refused(tmp_path):
 
 def test_another_version_is_refused(file):
     content = bytearray(file.read_bytes())
-    content[8] = 2
+    content[8] = 3
     file.write_bytes(content)
-    assert "version 2" in error_of(lambda: open_packed(file), file)
+    assert "version 3" in error_of(lambda: open_packed(file), file)
 
 
 def test_cut_anywhere_it_is_refused(file):

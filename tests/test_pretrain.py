@@ -168,7 +168,7 @@ def test_it_learns_what_the_patterns_are(tmp_path):
 def test_an_existing_folder_is_refused_resumed_or_replaced(tmp_path, tiny):
     out = tmp_path / "run"
     pretrain("demo", out=out, overrides=tiny | {"training.epochs": 1})
-    with pytest.raises(UserError, match=r"--resume.*--overwrite"):
+    with pytest.raises(UserError, match=r"resume=True.*overwrite=True"):
         pretrain("demo", out=out, overrides=tiny | {"training.epochs": 1})
     with pytest.raises(UserError, match=r"training.seed was 0, is 3"):
         pretrain("demo", out=out, overrides=tiny | {"training.epochs": 1, "training.seed": 3}, resume=True)

@@ -734,8 +734,8 @@ def test_a_dataset_of_pictures():
     assert from_dataset("mine", Pictures(), Reading(1)).fetch(0).shape == (1, 12, 10)
 
 
-def test_a_dataset_that_does_not_list_its_labels_has_none():
-    assert from_dataset("mine", Pictures()).labels is None
+def test_a_dataset_that_does_not_list_its_labels_has_those_of_its_items():
+    assert from_dataset("mine", Pictures()).labels.tolist() == [0, 1, 0, 1]
 
 
 def test_a_dataset_of_jpegs_that_are_not_loaded_yet():

@@ -96,6 +96,9 @@ MISTAKES = [
     ("study nosuch", "nosuch"),
     ("study methods-textures nosuch=3", "nosuch"),
     ("study methods-textures --only nosuch", "nosuch"),
+    ("data check nowhere", "nowhere"),
+    ("data check textures --split vall", "did you mean 'val'"),
+    ("data pack nowhere x.tico", "nowhere"),
     ("describe nosuch", "nosuch"),
     ("list nosuch", "nosuch"),
 ]

@@ -16,13 +16,12 @@ from tico_ssl.bench.roofline import Operation, Roofline, roofline, step_operatio
 from tico_ssl.bench.stages import Speed, Subject, time_execution, time_loader, time_stages
 from tico_ssl.config.recipe import Recipe, load_recipe
 from tico_ssl.config.sections import Execution
-from tico_ssl.config.views import shorter_side
+from tico_ssl.config.views import SMALL_IMAGE, shorter_side
 from tico_ssl.data.arrays import from_arrays
 from tico_ssl.data.given import Given, as_source
 from tico_ssl.data.measuring import settled
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_training
-from tico_ssl.networks.backbones import SMALL_IMAGE
 from tico_ssl.pipeline.workers import default_workers
 from tico_ssl.results.run_folder import environment
 from tico_ssl.runtime import fallbacks
@@ -101,7 +100,7 @@ def bench(
     if against is not None:
         require(against, loaded)
     if out is not None and not Path(out).expanduser().resolve().parent.is_dir():
-        raise UserError(f"--out {out}: there is no such folder")
+        raise UserError(f"--out={out}: there is no such folder")
     try:
         report = _measure(loaded, str(name), data is not None, device, against, seconds, compiled, methods)
     except torch.OutOfMemoryError as error:

@@ -18,9 +18,10 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from tico_ssl.bench.stages import ENDLESS, Subject
 from tico_ssl.bench.timing import time_calls
 from tico_ssl.config.recipe import Recipe
+from tico_ssl.config.views import SMALL_IMAGE
 from tico_ssl.data.source import Source
 from tico_ssl.methods import tico
-from tico_ssl.networks.backbones import SMALL_IMAGE, build_backbone
+from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.pipeline.workers import default_workers
 from tico_ssl.runtime.device import autocast
 from tico_ssl.runtime.errors import UserError, suggestion
@@ -41,15 +42,15 @@ class RivalSpeed:
 def require(rival: str, recipe: Recipe) -> None:
     """Check what a comparison needs before anything is measured."""
     if rival not in RIVALS:
-        raise UserError(f"--against: unknown library '{rival}'{suggestion(rival, RIVALS)}")
+        raise UserError(f"--against={rival}: unknown library{suggestion(rival, RIVALS)}")
     try:
         import_module("lightly")
     except ImportError as error:
-        raise UserError("--against lightly: lightly is not installed (pip install lightly)") from error
+        raise UserError("--against=lightly: lightly is not installed (pip install lightly)") from error
     if recipe.method.name != "tico" or _settings(recipe).symmetric:
-        raise UserError("--against lightly compares TiCo as in the paper: method.name=tico, not symmetric")
+        raise UserError("--against=lightly compares TiCo as in the paper: method.name=tico, not symmetric")
     if recipe.backbone.channels != 3:
-        raise UserError("--against lightly: its transforms need images of three channels")
+        raise UserError("--against=lightly: its transforms need images of three channels")
 
 
 def _settings(recipe: Recipe) -> tico.Config:

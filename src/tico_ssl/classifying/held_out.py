@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tico_ssl.config.sections import FOUND, DataConfig
+from tico_ssl.data.formats import splits
 from tico_ssl.data.formats.folder import splits_in
 from tico_ssl.data.source import Source
 from tico_ssl.data.store import open_stored
@@ -37,14 +38,16 @@ def class_names(context: Context) -> tuple[str, ...]:
 
 
 def own_validation(context: Context, classes: tuple[str, ...]) -> Source | None:
-    """The images of a folder val/ beside train/ and test/, which are there to choose by; None if there is none."""
-    root = Path(context.data["source"]).expanduser()
-    names = splits_in(root) if root.is_dir() else {}
+    """The images of a split val beside train and test, which are there to choose by; None if there is none. Of a folder
+    val/, classes that are unknown in training are left out."""
+    place = context.data["source"]
+    root = Path(place).expanduser()
+    names = splits_in(root) if root.is_dir() else splits(place) if root.is_file() else {}
     if not {"test", "val"} <= names.keys():
         return None
     like = next(iter(context.backbones.lazy.values())).like
-    config = DataConfig(source=str(root / names["val"]), range=like.limits or FOUND)
-    found = open_stored(config, "train", like.config.channels, needed_side(like))
+    config = DataConfig(source=str(root / names["val"]) if root.is_dir() else place, range=like.limits or FOUND)
+    found = open_stored(config, "train" if root.is_dir() else "val", like.config.channels, needed_side(like))
     if found is None or found.labels is None:
         return None
     number = {name: place for place, name in enumerate(classes)}

@@ -1,11 +1,13 @@
 """The application that verbs are added to, and what several of them take."""
 
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.wording import command_line
 
 app = typer.Typer(
     help="Self-supervised pretraining of vision backbones with TiCo, from a folder of images to an evaluated model.",
@@ -25,11 +27,12 @@ def _say_version(asked: bool) -> None:
 
 @app.callback()
 def _common(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    pass
+    context.with_resource(command_line())
 
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or a backbone .safetensors file.")]
@@ -52,9 +55,22 @@ RECIPE_WORDS = "[RECIPE] [KEY=VALUE ...]"
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="Images, as for --data.")]
 
 
+SplitOption = Annotated[str, typer.Option(help="Images of one split: train, val or test; by default all.")]
+
+
 def example(*commands: str) -> str:
     """The end of a verb's help: commands as they are typed."""
     return "\n".join(["\b", "Example:" if len(commands) == 1 else "Examples:", *(f"  {line}" for line in commands)])
+
+
+def command(*words: object) -> str:
+    """A command as a shell takes it: what has spaces or quotes in it is quoted."""
+    return shlex.join(["tico", *map(str, words)])
+
+
+def data_words(data: Sequence[str] | None) -> list[str]:
+    """The given data as options of another command."""
+    return [word for place in data or [] for word in ("--data", place)]
 
 
 def exit_code(stop: KeyboardInterrupt) -> int:

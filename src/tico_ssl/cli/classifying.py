@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from tico_ssl.cli._app import DataOption, app, changes_of, example, exit_code
+from tico_ssl.cli._app import DataOption, app, changes_of, command, example, exit_code
 
 
 @app.command(epilog=example("tico finetune runs/mine --data labelled/ head=whole epochs=30"))
@@ -41,7 +41,7 @@ def finetune(
     if not is_main():
         return
     say(f"\nwrote      {made.folder}/classifier.safetensors, results.json, report.html")
-    say(f"use it     tico predict {made.folder} IMAGES --out predictions.csv")
+    say(f"use it     {command('predict', made.folder, 'IMAGES', '--out', 'predictions.csv')}")
     say(made.summary)
 
 

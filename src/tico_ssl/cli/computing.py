@@ -1,5 +1,6 @@
 """Verbs that compute: pretrain, replay, evaluate, study, bench."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,8 @@ from tico_ssl.cli._app import (
     DataOption,
     app,
     changes_of,
+    command,
+    data_words,
     example,
     exit_code,
     split_words,
@@ -78,11 +81,13 @@ def pretrain(
         raise typer.Exit(exit_code(stop)) from stop
     if not is_main():
         return
-    board = f", tensorboard --logdir {run.folder}" if any(run.folder.glob("events.out.tfevents.*")) else ""
+    logged = any(run.folder.glob("events.out.tfevents.*"))
+    board = f", tensorboard --logdir {shlex.quote(str(run.folder))}" if logged else ""
     say(f"\nlook at    {run.folder}/views.png, {run.folder}/metrics.jsonl{board}")
     say(f"backbone   {run.backbone_file}")
     labelled = any("knn" in key for line in run.metrics() for key in line)
-    say(f"next       tico evaluate {run.folder} {'knn linear rankme' if labelled else 'rankme'}")
+    protocols = ["knn", "linear", "rankme"] if labelled else ["rankme"]
+    say(f"next       {command('evaluate', run.folder, *protocols)}")
 
 
 @app.command(epilog=example("tico replay runs/mine"))
@@ -165,9 +170,12 @@ def evaluate(
     if not is_model_name(subject):
         say(f"use it     from tico_ssl import load_backbone; backbone = load_backbone({subject!r})")
     if quick:
-        say(f"next       tico evaluate {subject} all{''.join(f' --data {place}' for place in data or [])}")
+        changes = [word for word in words or [] if "=" in word]
+        others = [word for other in beside for word in ("--against", other)]
+        options = [*data_words(data), *others, *(["--bf16"] if bf16 else [])]
+        say(f"next       {command('evaluate', subject, ALL, *changes, *options)}")
     elif Path(subject).expanduser().is_dir():
-        say(f"next       tico report {subject}")
+        say(f"next       {command('report', subject, *data_words(data))}")
 
 
 @app.command(epilog=example("tico study methods-textures --dry-run"))
@@ -207,7 +215,7 @@ def study(
     if summary.failures:
         say(f"{len(summary.failures)} run(s) failed, see {summary.folder}/logs; the same command retries them")
         raise typer.Exit(1)
-    say(f"next       tico evaluate {summary.folder}/RUN PROTOCOL")
+    say(f"next       {command('evaluate', summary.folder / 'RUN', 'PROTOCOL')}")
 
 
 @app.command(epilog=example("tico bench photos --data photos/ --out speed.json"))

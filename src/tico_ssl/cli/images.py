@@ -1,12 +1,15 @@
 """Verbs of images: data check, pack, verify, preview."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tico_ssl.cli._app import SourceArgument, app, changes_of, example
+from tico_ssl.cli._app import SourceArgument, SplitOption, app, changes_of, command, example
 from tico_ssl.runtime.printing import printable
+
+if TYPE_CHECKING:
+    from tico_ssl.data.splits import Part
 
 data_app = typer.Typer(help="Preview, check and pack images; verify a packed file.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -20,17 +23,19 @@ def check(
     out: Annotated[
         str | None, typer.Option(help="JSON lines file for all bad files; by default 20 are printed.")
     ] = None,
+    split: SplitOption = "all",
 ) -> None:
-    """Read every image: sizes, formats, duplicates and unreadable files. Exit code 1 if a file is bad."""
-    from tico_ssl.config.sections import DataConfig
+    """Read every image: splits, classes, sizes, formats, duplicates, bad files. Exit code 1 if a file is bad."""
+    parts = _opened(source, split, channels)
+
     from tico_ssl.data.checking import check as examine
-    from tico_ssl.data.sources import open_training
+    from tico_ssl.data.checking import contents, recommended
+    from tico_ssl.data.splits import together
     from tico_ssl.runtime.json_lines import write_json_lines
     from tico_ssl.runtime.progress import say
 
-    opened = open_training(DataConfig(source=source), channels)
-    report = examine(opened, channels, workers, label="checking")
-    for line in report.lines():
+    report = examine(together(parts), channels, workers, label="checking")
+    for line in (*report.lines(), *contents(parts)):
         say(line)
     if out is not None:
         path = Path(out).expanduser()
@@ -43,7 +48,9 @@ def check(
         say(f"  ... and {len(report.bad) - 20:,} more: --out bad_files.jsonl writes them all")
     if report.bad:
         raise typer.Exit(1)
-    say(f"next       tico pretrain --data {source}")
+    if parts[0].split == "train":
+        recipe, *overrides = recommended(len(parts[0].source), report.side, channels)
+        say(f"next       {command('pretrain', recipe, '--data', source, *overrides)}")
 
 
 @data_app.command(epilog=example("tico data pack photos/ photos.tico --size 256"))
@@ -56,19 +63,38 @@ def pack(
     ] = False,
     channels: Annotated[int, typer.Option(help="Number of image channels.")] = 3,
     workers: Annotated[int, typer.Option(help="Number of threads.", min=1, max=256)] = 4,
+    split: SplitOption = "all",
 ) -> None:
-    """Pack images into one memory-mapped file for --data. Resumes after an interruption."""
-    from tico_ssl.config.sections import DataConfig
-    from tico_ssl.data.sources import open_training
-    from tico_ssl.pipeline.packing import pack as write
+    """Pack images into one memory-mapped file for --data, with their splits. Resumes after an interruption."""
+    parts = _opened(source, split, channels, size)
+
+    from tico_ssl.data.checking import contents, recommended
+    from tico_ssl.pipeline.packing import pack_splits
     from tico_ssl.runtime.progress import say
 
-    opened = open_training(DataConfig(source=source), channels, shorter=size)
-    report = write(opened, Path(out).expanduser(), size, jpeg, workers=workers, label="packing")
+    report = pack_splits(parts, Path(out).expanduser(), size, jpeg, workers=workers, label="packing")
+    for line in contents(parts):
+        say(line)
     say(f"wrote {out}: {report.images:,} images, {report.bytes / 2**20:,.1f} MiB, {report.seconds:,.0f} s")
     for name, reason in report.bad[:20]:
         say(f"  left out {printable(name)}: {reason}")
-    say(f"next       tico pretrain --data {out}")
+    recipe, *overrides = recommended(len(parts[0].source), size, channels)
+    say(f"next       {command('pretrain', recipe, '--data', out, *overrides)}")
+
+
+def _opened(source: str, split: str, channels: int, shorter: int | None = None) -> "tuple[Part, ...]":
+    """The images of all splits or of one; a split that cannot be is an error before torch is imported."""
+    from tico_ssl.data.given import require_data, require_split
+
+    require_split(split)
+    require_data(source)
+
+    from tico_ssl.config.sections import DataConfig
+    from tico_ssl.data.sources import open_source
+    from tico_ssl.data.splits import open_splits
+
+    config = DataConfig(source=source)
+    return open_splits(config, lambda name: open_source(config, name, channels, shorter), split)
 
 
 @data_app.command(epilog=example("tico data verify photos.tico"))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tico_ssl.cli._app import DATA_FORMS, BF16Option, DataOption, app, example, exit_code
+from tico_ssl.cli._app import DATA_FORMS, BF16Option, DataOption, SplitOption, app, example, exit_code
 from tico_ssl.runtime.errors import UserError
 
 ModelArgument = Annotated[
@@ -17,7 +17,6 @@ ImagesArgument = Annotated[list[str], typer.Argument(metavar="DATA", help=f"{DAT
 WeightsOption = Annotated[
     str | None, typer.Option(help="Weights of a model by name (.safetensors, .pth); by default random.")
 ]
-SplitOption = Annotated[str, typer.Option(help="Images of one split: train, val or test; by default all.")]
 
 
 @contextmanager

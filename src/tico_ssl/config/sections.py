@@ -106,7 +106,8 @@ class BackboneConfig(Section):
     name: str = "torchvision/resnet50"
     """library/model: torchvision/..., timm/..., or tico/resnet18-w16 (any width)."""
     stem: Literal["auto", "standard", "small"] = "auto"
-    """ResNets: 'small' is a 3x3 convolution without max-pool; 'auto' uses it for images up to 64 pixels."""
+    """ResNets: 'small' is a 3x3 convolution without max-pool, for finer features and up to 16 times the arithmetic;
+    'auto' uses it for images up to 48 pixels."""
     stem_padding: Literal[1, 2] = 1
     """ResNets: padding of the small stem. 2 is solo-learn's: feature maps of 34 pixels from images of 32."""
     channels: Annotated[int, Field(ge=1)] = 3

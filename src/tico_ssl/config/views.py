@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from tico_ssl.config.section import Section
 from tico_ssl.runtime.errors import UserError, suggestion
 
+SMALL_IMAGE = 64  # pixels, of the largest images that evaluations and measurements treat as they do CIFAR's
 Probability = Annotated[float, Field(ge=0, le=1)]
 Strength = Annotated[float, Field(ge=0)]
 Range = Annotated[tuple[float, float], Field(strict=False)]

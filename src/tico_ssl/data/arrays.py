@@ -5,11 +5,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from tico_ssl.data import bands
 from tico_ssl.data.decoding import IN_FULL, Reading
 from tico_ssl.data.depth import native
+from tico_ssl.data.item_labels import Labels, labels_of
 from tico_ssl.data.source import Source
 from tico_ssl.runtime.errors import UserError
 
@@ -24,11 +27,6 @@ def from_arrays(name: str, images: Tensor, labels: Tensor | None, classes: tuple
     return Source(name, len(images), images.__getitem__, images, labels, classes, identity=identity)
 
 
-def one_or_several(labels: Tensor) -> Tensor:
-    """Labels (N,) with one per image, also from a column (N, 1); several per image stay (N, classes)."""
-    return labels if labels.ndim == 2 and labels.shape[1] > 1 else labels.ravel()
-
-
 def channels_first(array: np.ndarray, where: str | Path) -> Tensor:
     """Images of one size as a tensor (N, C, H, W). `where` is for the error message."""
     if array.dtype.kind not in "uif" or array.dtype.itemsize > 8 or array.ndim not in (3, 4):
@@ -40,22 +38,34 @@ def channels_first(array: np.ndarray, where: str | Path) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(native(array)))
 
 
-def from_dataset(name: str, dataset: "Dataset[Any]", reading: Reading = IN_FULL) -> Source:
-    """Any map-style torch Dataset of images, or of tuples that start with image and label."""
-    labels = next(
-        (getattr(dataset, key) for key in ("targets", "labels", "_labels", "y") if hasattr(dataset, key)), None
-    )
-    labels = None if labels is None else one_or_several(torch.as_tensor(np.asarray(labels), dtype=torch.int64))
-    if labels is not None and labels.ndim == 1 and bool((labels < 0).any()):
-        labels = None  # torchvision's mark for unlabelled images; in multi-label data, -1 means absent
-    classes = tuple(str(c) for c in getattr(dataset, "classes", ()))
+def from_dataset(
+    name: str, dataset: "Dataset[Any]", reading: Reading = IN_FULL, labelled: Labels | None = None
+) -> Source:
+    """Any map-style torch Dataset, or list, of images or of tuples that start with image and label. `labelled` are its
+    labels and classes, if they are known."""
+    labels, classes = labels_of(dataset) if labelled is None else labelled
     array = getattr(dataset, "data", None)
     if isinstance(array, np.ndarray | Tensor) and array.dtype in (np.uint8, torch.uint8):
         return from_arrays(name, channels_first(np.asarray(array), name), labels, classes)
 
     def fetch(index: int) -> Tensor:
         item = dataset[index]
-        image = item[0] if isinstance(item, tuple | list) else item
-        return image if isinstance(image, Tensor) else reading.pixels(image)
+        return _picture(item[0] if isinstance(item, tuple | list) else item, reading, f"{name}: item {index}")
 
     return Source(name, len(dataset), fetch, labels=labels, classes=classes)  # type: ignore[arg-type]
+
+
+def _picture(image: Any, reading: Reading, where: str) -> Tensor:
+    """What a program has for an image: a tensor, an array, a Pillow image or the path of a file."""
+    if isinstance(image, Tensor):
+        return image
+    if isinstance(image, str | Path):
+        return reading.decode(Path(image).expanduser())
+    if isinstance(image, Image.Image):
+        return reading.pixels(image)
+    if not isinstance(image, np.ndarray):
+        raise UserError(f"{where} is {type(image).__name__}: an image is a path, a Pillow image, an array or a tensor")
+    try:
+        return bands.of_stack(image, reading.channels)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from error

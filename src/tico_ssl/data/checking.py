@@ -3,7 +3,7 @@
 import hashlib
 import io
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,8 +14,13 @@ from PIL import Image
 from tico_ssl.data.bad_files import in_order
 from tico_ssl.data.decoding import BadImage, decode, read_file
 from tico_ssl.data.source import Source
+from tico_ssl.data.splits import Part
 from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.progress import track
+
+SMALL_SIZES = (32, 64)  # pixels, instead of those of the recipes
+FEW, MANY = 5_000, 100_000  # images, of which a network learns little by itself, and of which a transformer learns
+BATCH = 256  # of the recipes for photos
 
 
 class Examined(NamedTuple):
@@ -45,6 +50,11 @@ class CheckReport:
     bad: list[tuple[str, str]]
     duplicates: list[list[str]]
 
+    @property
+    def side(self) -> float:
+        """The median of the shorter sides, in pixels."""
+        return float(np.median(np.minimum(self.heights, self.widths))) if len(self.heights) else 0.0
+
     def lines(self) -> Iterator[str]:
         """The report as text."""
         good = self.files - len(self.bad)
@@ -61,6 +71,40 @@ class CheckReport:
             yield f"{'duplicates':<11}{extra:,} files are copies of another, such as {example}"
         if self.bad:
             yield f"{'bad':<11}{len(self.bad):,} files cannot be read ({len(self.bad) / self.files:.1%})"
+
+
+def contents(parts: Sequence[Part]) -> Iterator[str]:
+    """What is in every split, and what it is for, as text."""
+    there = {part.split for part in parts}
+    uses = {"train": "to pretrain on", "test": "to test on", "val": "to choose by" if "test" in there else "to test on"}
+    if there == {"train"}:
+        uses["train"] += "; evaluations hold some out"
+    for part in parts:
+        yield f"{part.split:<11}{len(part.source):,} images, {_classes(part.source)}: {uses[part.split]}"
+
+
+def _classes(source: Source) -> str:
+    if source.labels is None:
+        return "no labels"
+    if source.labels.ndim > 1:
+        return f"several labels each, of {source.labels.shape[1]} classes"
+    here, known = len(source.labels.unique()), len(source.classes)
+    return f"{here:,} of {known:,} classes" if here < known else f"{here:,} classes"
+
+
+def recommended(images: int, side: float, channels: int = 3) -> list[str]:
+    """The recipe for so many images of such a shorter side in pixels, with overrides: from public weights if they are
+    few, a transformer if they are many; small ones and other channels as they are."""
+    size = next((size for size in SMALL_SIZES if side < 1.5 * size), None)
+    usual = size is None and channels == 3
+    words = ["photos-continue" if usual and images < FEW else "photos-vit" if usual and images >= MANY else "photos"]
+    if size is not None:
+        words.append(f"data.image_size={size}")
+    if channels != 3:
+        words.append(f"backbone.channels={channels}")
+    if images < BATCH:
+        words.append(f"training.batch_size={max(2, 1 << images.bit_length() - 1)}")
+    return words
 
 
 def check(source: Source, channels: int = 3, workers: int = 4, label: str | None = None) -> CheckReport:

@@ -6,20 +6,23 @@ from typing import TYPE_CHECKING, Any, Union
 
 from tico_ssl.data import formats
 from tico_ssl.data.remote.objects import require_there
+from tico_ssl.runtime.errors import UserError, suggestion
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
-Given = Union[str, os.PathLike[str], Sequence[str], "Dataset[Any]"]
+ALL_SPLITS = "all"
+SPLITS = ("train", "val", "test", ALL_SPLITS)
+Given = Union[str, os.PathLike[str], Sequence[str], Sequence[tuple[Any, Any]], "Dataset[Any]"]
 
 
 def as_source(data: Given) -> str | list[str]:
-    """Data as a recipe spells it: one source or several. A data set object gets a name by which this process can find
-    it again."""
+    """Data as a recipe spells it: one source or several. A data set object, or a list of images or of pairs of an
+    image and a label, gets a name by which this process can find it again."""
     if isinstance(data, str | os.PathLike):
         return os.fspath(data)
-    if isinstance(data, Sequence):
-        places = [os.fspath(place) for place in data]
+    if isinstance(data, Sequence) and all(isinstance(place, str | os.PathLike) for place in data):
+        places = [os.fspath(place) for place in data if not isinstance(place, tuple)]
         return places[0] if len(places) == 1 else places
 
     from tico_ssl.data.formats.dataset import hand_over  # a caller with such an object has imported torch
@@ -37,3 +40,9 @@ def require_data(source: str | list[str]) -> None:
     """Refuse sources that no format reads, and urls of nothing. Images themselves are checked when they are opened."""
     for place in [source] if isinstance(source, str) else source or [""]:
         require_there(formats.recognise(place)[1])
+
+
+def require_split(split: str) -> None:
+    """Require the name of a split, or all."""
+    if split not in SPLITS:
+        raise UserError(f"split '{split}'{suggestion(split, SPLITS)}")

@@ -6,7 +6,7 @@ all have one size also provide them as one tensor, which the loader can keep on 
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tico_ssl.data.depth import Scaling
 
-Split = Literal["train", "test", "val"]  # val is asked of folders that have one, and of nothing else
+Split = Literal["train", "test", "val"]  # val is asked of data that have one, and of nothing else
 T = TypeVar("T")
 
 
@@ -105,6 +105,14 @@ class Source:
         return digest.hexdigest()[:16]
 
 
+def meant(split: Split, there: Collection[Split]) -> Split | None:
+    """The split to open of those that are there: images to test on are those of validation where there are no others.
+    None if there are none either."""
+    if split == "test" and split not in there:
+        split = "val"
+    return split if split in there else None
+
+
 def file_identity(path: Path, place: int | None = None) -> bytes:
     """The identity of an image that is a file or a position in one."""
     try:
@@ -158,7 +166,7 @@ def joined(sources: Sequence[Source]) -> Source:
 
 
 def _full_name(source: Source, place: int) -> str:
-    return f"{source.name}/{source.names(place)}"
+    return f"{source.name}/{source.names(place)}" if source.name else source.names(place)
 
 
 def _joined_labels(sources: Sequence[Source]) -> tuple[Tensor | None, tuple[str, ...]]:

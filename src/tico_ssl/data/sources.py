@@ -1,8 +1,10 @@
 """Open the images of a recipe, in any format."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from tico_ssl.config import catalogue
@@ -47,7 +49,7 @@ def open_source(
 
 def _joined(config: DataConfig, split: Split, reading: Reading) -> Source | None:
     """All images of a split with their values as they are."""
-    parts = [_open(place, config, split, reading) for place in _places(config)]
+    parts = [_open(place, config, split, reading) for place in places_of(config)]
     found = [part for part in parts if part is not None]
     if not found:
         return None
@@ -59,7 +61,18 @@ def _joined(config: DataConfig, split: Split, reading: Reading) -> Source | None
             raise UserError(
                 f"{shown(config)}: images have {images.shape[1]} channels, backbone.channels is {reading.channels}"
             )
+    if len(found) < len(parts) and split != "train":
+        source = _numbered_as_in_training(source, config, reading)
     return source
+
+
+def _numbered_as_in_training(source: Source, config: DataConfig, reading: Reading) -> Source:
+    """The same with the class numbers of training, where there are classes that these images do not know of."""
+    trained = _joined(config, "train", reading)
+    if source.labels is None or trained is None or not set(source.classes) <= set(trained.classes):
+        return source
+    number = torch.tensor([trained.classes.index(name) for name in source.classes])
+    return replace(source, labels=number[source.labels], classes=trained.classes)
 
 
 def _has_dicom(source: Source) -> bool:
@@ -99,16 +112,18 @@ def required(source: Source | None, config: DataConfig) -> Source:
 
 def shown(config: DataConfig) -> str:
     """The data of a recipe as one line."""
-    return " + ".join(_places(config))
+    return " + ".join(places_of(config))
 
 
-def _places(config: DataConfig) -> list[str]:
+def places_of(config: DataConfig) -> list[str]:
     """The data of a recipe, one entry per path or name."""
     return [config.source] if isinstance(config.source, str) else list(config.source)
 
 
 def _open(source: str, config: DataConfig, split: Split, reading: Reading) -> Source | None:
     name, place = formats.recognise(source)
+    if split == "val" and split not in formats.splits(source):
+        return None
     found: Source | None = catalogue.load(formats.KIND, name).open(place, split, reading, config)
     if found is not None and found.labels is not None:
         _require_classes(found.labels, source)

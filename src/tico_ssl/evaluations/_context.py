@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tico_ssl.config.section import Section
+from tico_ssl.config.views import SMALL_IMAGE
 from tico_ssl.data.given import Given
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import required, shown
@@ -27,7 +28,7 @@ from tico_ssl.features.homes import INITIAL, PIXELS, TRAINED, UNTRAINED
 from tico_ssl.features.lazy import LazyBackbone, LazyBackbones, ready
 from tico_ssl.features.splits import splits
 from tico_ssl.features.subjects import Subject, open_others, open_subject, untrained_twin
-from tico_ssl.networks.backbones import SMALL_IMAGE, Backbone
+from tico_ssl.networks.backbones import Backbone
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import choose_device

@@ -7,34 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tico_ssl.config.sections import DataConfig
-from tico_ssl.data import formats
-from tico_ssl.data.formats.folder import splits_in
-from tico_ssl.data.source import Source, Split
-from tico_ssl.data.sources import required, shown
+from tico_ssl.data.given import ALL_SPLITS
+from tico_ssl.data.splits import Part, classes_of, labels_of, open_splits
 from tico_ssl.data.store import open_stored
-from tico_ssl.features.homes import ALL_SPLITS
 from tico_ssl.features.thumbnails import smallest_side, thumbnails
-from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.printing import printable
-
-UNLABELLED = -1
-
-
-@dataclass(frozen=True)
-class Part:
-    """The images of a split. `folder` comes before their names in a path."""
-
-    split: str
-    source: Source
-    folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,17 +56,12 @@ class Album:
     @cached_property
     def labels(self) -> Tensor | None:
         """The class of every image (N), -1 in a split without labels; several (N, classes); None without any."""
-        known = [part.source.labels for part in self.parts]
-        shapes = {labels.shape[1:] for labels in known if labels is not None}
-        if len(shapes) != 1:
-            return None
-        blanks = [torch.full((len(part.source), *next(iter(shapes))), UNLABELLED) for part in self.parts]
-        return torch.cat([blank if labels is None else labels for labels, blank in zip(known, blanks, strict=True)])
+        return labels_of(self.parts)
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes, in the order of their labels."""
-        return next((part.source.classes for part in self.parts if part.source.classes), ())
+        return classes_of(self.parts)
 
     def fingerprint(self) -> str | None:
         """A digest of these images in this order; None if they have no identity."""
@@ -110,27 +88,4 @@ def open_album(config: DataConfig, channels: int, split: str = ALL_SPLITS) -> Al
     """The images of a recipe, of all splits or of one. JPEGs are decoded at full size, so that features are those that
     `backbone.preprocess` leads to."""
     config = config.model_copy(update={"reduced_decoding": False})
-    folders = _split_folders(config)
-    names: Sequence[Split] = ["train", "test"] if folders is None else [*folders]
-    opened = {name: open_stored(config, name, channels, None, fill=False) for name in names}
-    found = {name: source for name, source in opened.items() if source is not None}
-    if not found:
-        required(None, config)
-    if split not in (ALL_SPLITS, *found):
-        raise UserError(f"{shown(config)}: has no split {split}, only {', '.join(found)}")
-    before = {name: name if len(found) > 1 else "" for name in found} if folders is None else folders
-    chosen = [name for name in found if split in (ALL_SPLITS, name)]
-    return Album(tuple(Part(name, found[name], before[name]) for name in chosen))
-
-
-def _split_folders(config: DataConfig) -> dict[Split, str] | None:
-    """The splits of folders, and what comes before the names of their images in a path; None for data of another
-    format, which say themselves whether they have a test split."""
-    places = [config.source] if isinstance(config.source, str) else list(config.source)
-    known = [formats.recognise(place) for place in places]
-    if any(name != "folder" for name, _ in known):
-        return None
-    found = [splits_in(Path(place).expanduser()) for _, place in known]
-    if len(found) == 1:
-        return found[0] or {"train": ""}
-    return {name: "" for name in get_args(Split) if name == "train" or any(name in one for one in found)}
+    return Album(open_splits(config, lambda name: open_stored(config, name, channels, None, fill=False), split))

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tico_ssl.data.given import Given
-from tico_ssl.features.homes import ALL_SPLITS, require_model, require_split
+from tico_ssl.data.given import ALL_SPLITS, Given, require_split
+from tico_ssl.features.homes import require_model
 from tico_ssl.results.formats import require_kind
 from tico_ssl.runtime.json_lines import write_json_lines
 from tico_ssl.runtime.progress import say

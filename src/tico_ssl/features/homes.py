@@ -8,12 +8,10 @@ from pathlib import Path
 from tico_ssl.config.sections import BACKBONE_LIBRARIES
 from tico_ssl.data.given import Given, as_source, require_data
 from tico_ssl.results.run_folder import Run, backbone_file, open_run
-from tico_ssl.runtime.errors import UserError, suggestion
+from tico_ssl.runtime.errors import UserError
 
 MODELS = Path("runs") / "models"  # models from other libraries
 TRAINED, INITIAL, UNTRAINED, PIXELS = "trained", "initial", "untrained", "pixels"  # columns that every table may have
-ALL_SPLITS = "all"
-SPLITS = ("train", "val", "test", ALL_SPLITS)
 
 
 def is_model_name(run: str | Path) -> bool:
@@ -44,12 +42,6 @@ def require_model(run: str | Path, data: Given | None, weights: str | Path | Non
     if weights is not None and not Path(weights).expanduser().is_file():
         raise UserError(f"{weights}: no such file")
     require_subject(run, data)
-
-
-def require_split(split: str) -> None:
-    """Require the name of a split, or all."""
-    if split not in SPLITS:
-        raise UserError(f"split '{split}'{suggestion(split, SPLITS)}")
 
 
 def require_backbone(run: str | Path, data: Given | None) -> None:
@@ -102,7 +94,7 @@ def others_beside(run: str | Path, against: Sequence[str | Path]) -> dict[str, O
         other = Other.parse(given)
         name = next((name for name in other.names() if name not in taken), None)
         if name is None or other in found.values():
-            raise UserError(f"--against {given}: given twice")
+            raise UserError(f"--against={given}: given twice")
         taken.add(name)
         found[name] = other
     return found

@@ -78,7 +78,7 @@ def open_model(run: str | Path, data: Given | None, weights: str | Path | None =
     random."""
     subject = open_subject(run if weights is None else import_model(run, weights, data), data)
     if not subject.trained:
-        say(f"{run} has random weights; --weights FILE gives it trained ones")
+        say(f"{run} has random weights; --weights gives it trained ones")
     return subject
 
 

@@ -4,9 +4,9 @@ raised before torch is imported, as far as they can be."""
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tico_ssl.data.given import Given, in_words
+from tico_ssl.data.given import ALL_SPLITS, Given, in_words, require_split
 from tico_ssl.features.embedding import name_bad_files
-from tico_ssl.features.homes import ALL_SPLITS, require_model, require_split
+from tico_ssl.features.homes import require_model
 from tico_ssl.looking_up.findings import Curation, Threshold, scored
 from tico_ssl.looking_up.searching import require_output_folder
 from tico_ssl.runtime.errors import UserError
@@ -76,7 +76,7 @@ def examined(
     if count < 2:
         raise UserError(f"{data}: {count} image, which has nothing to be compared with")
     if subset is not None and subset > count:
-        raise UserError(f"--subset {subset}: there are only {count:,} images that can be read")
+        raise UserError(f"--subset={subset}: there are only {count:,} images that can be read")
     cosines = neighbour_cosines(index.rows, min(neighbours, count - 1), device, AT_ONCE)
     nearest, scores = cosines[:, 0], 1 - cosines.mean(dim=1)
     cut = chosen_threshold(nearest) if threshold is None else Threshold(threshold, "as given")

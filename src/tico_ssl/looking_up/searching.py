@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tico_ssl.data.given import Given
-from tico_ssl.features.homes import ALL_SPLITS, require_model, require_split
+from tico_ssl.data.given import ALL_SPLITS, Given, require_split
+from tico_ssl.features.homes import require_model
 from tico_ssl.looking_up.findings import Found, scored
 from tico_ssl.results.table import print_table
 from tico_ssl.runtime.errors import UserError

@@ -22,7 +22,8 @@ from tico_ssl.runtime.errors import UserError, suggestion
 from tico_ssl.views import operations
 from tico_ssl.views.centre import centre_crop
 
-SMALL_IMAGE = 64  # largest image, in pixels, for which a ResNet's stem keeps full resolution
+SMALL_STEM = 48  # pixels, of the largest images for which a ResNet's stem keeps the full resolution by itself
+COARSE = 96  # pixels, below which a ResNet with the usual stem ends with maps of three pixels a side or fewer
 LOADING = re.compile("pretrained|checkpoint|^weights|cache|url|hub")  # what loads files, in any version of a library
 
 
@@ -311,9 +312,17 @@ def _adapt_stem(network: Any, config: BackboneConfig, image_size: int) -> None:
         if config.stem == "small":
             raise UserError(f"backbone.stem=small needs a ResNet with one convolution as stem, not '{config.name}'")
         return
-    if config.stem == "small" or (config.stem == "auto" and image_size <= SMALL_IMAGE):
+    if config.stem == "small" or (config.stem == "auto" and image_size <= SMALL_STEM):
         network.conv1 = _like(network.conv1, kernel_size=3, stride=1, padding=config.stem_padding)
         network.maxpool = nn.Identity()
+
+
+def coarse_stem(network: Any, image_size: int) -> str:
+    """What the other stem would do for images between small and large ones, in words; empty for others."""
+    if not has_stem(network) or has_small_stem(network) or image_size >= COARSE:
+        return ""
+    ends = f"the last maps are {-(-image_size // 32)} pixels wide and high"
+    return f"{ends}; with backbone.stem=small {-(-image_size // 8)}: finer features, for up to 16 times the arithmetic"
 
 
 def scale_last_gamma(network: nn.Module, value: float) -> None:

@@ -120,7 +120,7 @@ def start_from(backbone: Backbone, tensors: Tensors, origin: str, strict: bool =
         unfit = (f"'{key}' is {theirs} and must be {ours}" for key, (theirs, ours) in result.unfit.items())
         lacking = [*unfit, *(f"no '{key}'" for key in result.missing)]
         more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
-        hint = "--init-strict=false starts such tensors at random"
+        hint = "training.init_strict=false starts such tensors at random"
         raise UserError(f"{origin}: does not match {name}: {lacking[0]}{more}; {hint}")
     backbone.network.load_state_dict(result.found, strict=False)
     return result

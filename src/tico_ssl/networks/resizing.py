@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from tico_ssl.config.sections import BackboneConfig
-from tico_ssl.networks.backbones import SMALL_IMAGE, Backbone, build_network, has_stem
+from tico_ssl.networks.backbones import Backbone, build_network, has_small_stem, has_stem
 from tico_ssl.runtime.errors import UserError
 
 
@@ -24,7 +24,7 @@ def _for_size(backbone: Backbone, image_size: int) -> BackboneConfig:
     sizes = {key: image_size for key in ("img_size", "image_size") if key in config.arguments}
     stem = config.stem
     if stem == "auto" and has_stem(backbone.network):
-        stem = "small" if backbone.image_size <= SMALL_IMAGE else "standard"
+        stem = "small" if has_small_stem(backbone.network) else "standard"
     return config.model_copy(update={"stem": stem, "arguments": config.arguments | sizes})
 
 

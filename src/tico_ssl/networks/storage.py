@@ -14,7 +14,7 @@ from torch import Tensor
 from tico_ssl.config.section import Section, validate
 from tico_ssl.config.sections import FOUND, BackboneConfig, Range, Values, as_lists, limits_of
 from tico_ssl.networks import weight_standardisation
-from tico_ssl.networks.backbones import Backbone, build_backbone, build_network
+from tico_ssl.networks.backbones import Backbone, build_backbone, build_network, has_small_stem, has_stem
 from tico_ssl.networks.resizing import resized
 from tico_ssl.results.run_folder import backbone_file
 from tico_ssl.runtime.checksums import checksums, damage
@@ -24,6 +24,7 @@ from tico_ssl.runtime.progress import say
 
 ENTRY = "tico_ssl"  # of the file's metadata
 EARLY = {"config", "image_size", "mean", "std"}  # all that was in it before there were checksums
+EARLY_SMALL_STEM = 64  # pixels, of the largest images that had the small stem by themselves before
 REMEDY = "`tico pretrain --resume` writes the backbone of a run again"
 _unverified: set[Path] = set()  # files of which this was said
 
@@ -50,9 +51,22 @@ def load_backbone(source: str | Path, image_size: int | None = None) -> Backbone
 def described_state(path: Path) -> tuple[dict[str, Tensor], "Description"]:
     """The verified tensors of a backbone file, and the network that they belong to."""
     state, description = read_described(path)
-    about = validate(Description, description, f"{path}: metadata")
+    about = _with_its_stem(validate(Description, description, f"{path}: metadata"), state)
     _require_match(path, about, state)
     return state, about
+
+
+def _with_its_stem(about: "Description", state: dict[str, Tensor]) -> "Description":
+    """Where a description leaves a ResNet's stem to a rule, which was another one in earlier versions, the weights say
+    which it is."""
+    first = state.get("conv1.weight")
+    if about.config.stem != "auto" or about.image_size > EARLY_SMALL_STEM or first is None or first.shape[-1] != 3:
+        return about
+    with torch.device("meta"):
+        network = build_network(about.config, about.image_size)
+    if not has_stem(network) or has_small_stem(network):
+        return about
+    return about.model_copy(update={"config": about.config.model_copy(update={"stem": "small"})})
 
 
 def is_ours(path: Path) -> bool:
@@ -135,6 +149,7 @@ class Description(Section):
 
 def rebuilt(path: Path, about: Description, state: dict[str, Tensor]) -> Backbone:
     """The backbone that a file describes, with its weights, in evaluation mode."""
+    about = _with_its_stem(about, state)
     _require_match(path, about, state)
     backbone = build_backbone(about.config, about.image_size, about.mean, about.std, limits_of(about.range))
     backbone.network.load_state_dict(state)

@@ -5,12 +5,13 @@ import json
 import os
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -20,8 +21,9 @@ from torch import Tensor
 
 from tico_ssl.data.bad_files import in_order
 from tico_ssl.data.decoding import BadImage
-from tico_ssl.data.formats.packed import MAGIC, PAGE, PREAMBLE, SUFFIX, VERSION, first_page, refusing, require
+from tico_ssl.data.formats.packed import MAGIC, PAGE, PLAIN, PREAMBLE, SPLIT, SUFFIX, first_page, refusing, require
 from tico_ssl.data.source import Source
+from tico_ssl.data.splits import Part, together
 from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.progress import track
 from tico_ssl.views import operations
@@ -48,15 +50,18 @@ def pack(
     quality: int = 90,
     workers: int = 2,
     label: str | None = None,
+    splits: Mapping[str, int] | None = None,
 ) -> PackReport:
-    """Write the images of a source to one file. The next call continues the work of an interrupted one."""
+    """Write the images of a source to one file. The next call continues the work of an interrupted one. `splits` is the
+    number of images in each folder of a split, one after the other."""
     started = time.monotonic()
     require(out.suffix == SUFFIX, f"{out}: the name of a packed file ends in {SUFFIX}")
     require(not out.exists(), f"{out} exists: remove it, or choose another name")
     right = size >= 1 and workers >= 1 and 1 <= quality <= 100
     require(right, f"size {size}, workers {workers}, quality {quality}: at least 1, and quality at most 100")
     names = [os.fsencode(source.names(i)) for i in range(len(source))]
-    fingerprint = _fingerprint(source, names, f"jpeg {size} {quality}" if jpeg else f"fixed {size}")
+    settings = (f"jpeg {size} {quality}" if jpeg else f"fixed {size}") + (f" {dict(splits)}" if splits else "")
+    fingerprint = _fingerprint(source, names, settings)
     encode = (lambda image: _small_jpeg(image, size, quality)) if jpeg else (lambda image: _square(image, size))
     with refusing(out, "written"), closing(Unfinished(out, fingerprint, label)) as work:
         places = range(work.done, len(source))
@@ -65,8 +70,16 @@ def pack(
         bad = [(os.fsdecode(names[i]), reason) for i, reason in work.bad]
         example = f", such as {printable(bad[0][0])} ({bad[0][1]})" if bad else ""
         require(len(bad) < len(source), f"{source.name}: none of {len(source)} images can be packed{example}")
-        written = work.finish(source, names, size, "jpeg" if jpeg else "fixed")
+        written = work.finish(source, names, size, "jpeg" if jpeg else "fixed", splits)
     return PackReport(len(source) - len(bad), bad, written, time.monotonic() - started, places.start)
+
+
+def pack_splits(
+    parts: Sequence[Part], out: Path, size: int, jpeg: bool = False, workers: int = 2, label: str | None = None
+) -> PackReport:
+    """Write the images of all splits to one file that keeps them apart; one split alone is a file without splits."""
+    splits = {part.folder or part.split: len(part.source) for part in parts} if len(parts) > 1 else None
+    return pack(together(parts, with_folders=False), out, size, jpeg, workers=workers, label=label, splits=splits)
 
 
 def _fingerprint(source: Source, names: list[bytes], settings: str) -> bytes:
@@ -130,6 +143,12 @@ def _bounds(sizes: Iterable[int]) -> bytes:
     return np.cumsum([0, *sizes], dtype="<i8").tobytes()
 
 
+def _left(splits: Mapping[str, int], places: np.ndarray) -> dict[str, int]:
+    """The number of images in each split that were packed; one without any is left out."""
+    counts = np.diff(np.searchsorted(places, np.cumsum([0, *splits.values()]))).tolist()
+    return {folder: count for folder, count in zip(splits, counts, strict=True) if count}
+
+
 class Unfinished:
     """A file being written, and a journal: a fingerprint of the work, then a line per written image, [channels, size,
     checksum, error]. Work continues after the last line that matches the bytes, whatever a killed process left."""
@@ -177,7 +196,9 @@ class Unfinished:
             self.bad.append((self.done, reason))
         self.done += 1
 
-    def finish(self, source: Source, names: list[bytes], size: int, kind: str) -> int:
+    def finish(
+        self, source: Source, names: list[bytes], size: int, kind: str, splits: Mapping[str, int] | None = None
+    ) -> int:
         """Write the sections after the images, then the first page, and rename the file. Returns its size."""
         places, sizes, checksums = np.array(self.kept).reshape(-1, 3).T
         kept = [names[i] for i in places]
@@ -193,12 +214,14 @@ class Unfinished:
         for name, content in contents.items():
             self.data.write(content)
             sections[name] = (end, end := end + len(content), crc32(content))
-        what = {"name": source.name, "kind": kind, "count": len(kept), "channels": self.channels, "size": size}
-        text = json.dumps(what | {"classes": source.classes, "sections": sections}).encode()
+        what: dict[str, Any] = {"name": source.name, "kind": kind, "count": len(kept)}
+        what |= {"channels": self.channels, "size": size, "classes": source.classes, "sections": sections}
+        what |= {"splits": _left(splits, places)} if splits else {}
+        version, text = SPLIT if splits else PLAIN, json.dumps(what).encode()
         self.data.write(text)
         self.close()
         with self.paths[0].open("r+b", buffering=0) as file:
-            file.write(first_page(PREAMBLE.pack(MAGIC, VERSION, crc32(text), end, len(text), end + len(text))))
+            file.write(first_page(PREAMBLE.pack(MAGIC, version, crc32(text), end, len(text), end + len(text))))
             os.fsync(file.fileno())
         os.replace(self.paths[0], self.out)  # noqa: PTH105 - atomic
         self.paths[1].unlink()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 
 from tico_ssl.runtime.printing import printable
+from tico_ssl.runtime.wording import worded
 
 REMEDIES = {
     errno.ENOSPC: "free some space",
@@ -30,20 +31,21 @@ MEMORY_WORDS = re.compile(
 
 
 class UserError(ValueError):
-    """A mistake that the user can correct. The command line prints it as one line and exits with its code. Names in the
-    message may come from anyone's files, so it is made safe to print."""
+    """A mistake that the user can correct. The command line prints it as one line and exits with its code. Options are
+    written `--data`, which becomes `data=` in a Python program. Names in the message may come from anyone's files, so
+    it is made safe to print."""
 
     exit_code = 2
 
     def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
+        super().__init__(printable(worded(message)))
 
 
 class Interrupted(KeyboardInterrupt):
     """Work was asked to stop by a signal, and has kept its state."""
 
     def __init__(self, text: str = "", number: int = signal.SIGINT) -> None:
-        super().__init__(text)
+        super().__init__(worded(text))
         self.exit_code = 128 + number
         """As a shell reports it: 130 after Ctrl-C, 143 after SIGTERM."""
 

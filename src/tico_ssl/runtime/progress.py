@@ -14,6 +14,7 @@ from rich.table import Column
 
 from tico_ssl.runtime.launcher import launched, launched_rank
 from tico_ssl.runtime.printing import printable_lines
+from tico_ssl.runtime.wording import worded
 
 T = TypeVar("T")
 SECONDS_BETWEEN_LINES = 20.0  # of progress, without a terminal
@@ -41,11 +42,11 @@ def is_main() -> bool:
 
 
 def say(text: str = "") -> None:
-    """Print a line, in the main process only. An output that takes no more (a full disk, a closed terminal) does not
-    stop the work."""
+    """Print a line, in the main process only; options in it are written as in a UserError. An output that takes no more
+    (a full disk, a closed terminal) does not stop the work."""
     if is_main():
         with suppress(OSError):
-            console.print(text, markup=False)
+            console.print(worded(text), markup=False)
 
 
 def words(field: str) -> TextColumn:

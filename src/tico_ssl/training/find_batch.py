@@ -29,7 +29,7 @@ LR = 1e-4  # does not change the memory of a step; a small learning rate keeps v
 def largest_batch(recipe: Recipe, device: torch.device) -> list[str]:
     """The batch, its memory, and what to pass to use it, in words."""
     if device.type != "cuda":
-        return ["--find-batch: there is no GPU here, so there is nothing to find; keep the batch of the recipe"]
+        return ["there is no GPU here, so there is nothing to find; keep the batch of the recipe"]
     source = open_training(recipe.data, recipe.backbone.channels, shorter_side(recipe.views, recipe.data.image_size))
     recipe = recipe.model_copy(update={"data": settled(recipe.data, source, recipe.backbone.channels)})
     torch.cuda.set_per_process_memory_fraction(SHARE, device)

@@ -1,8 +1,10 @@
 """Pretraining: from a recipe to a trained backbone in its run folder."""
 
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from shlex import quote
 
 import torch
 from torch.optim import Optimizer
@@ -18,11 +20,11 @@ from tico_ssl.data.sources import open_training
 from tico_ssl.data.store import store_for
 from tico_ssl.methods._base import Method
 from tico_ssl.methods._base import build_method as method_of
-from tico_ssl.networks.backbones import Backbone, build_backbone, has_small_stem
+from tico_ssl.networks.backbones import SMALL_STEM, Backbone, build_backbone, coarse_stem, has_small_stem
 from tico_ssl.networks.batch_norm import share_statistics
 from tico_ssl.networks.fused import fuse
 from tico_ssl.networks.recomputing import recompute_blocks
-from tico_ssl.networks.storage import holds, save_backbone
+from tico_ssl.networks.storage import EARLY_SMALL_STEM, described_state, holds, save_backbone
 from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.pipeline.loader import Loader, RawBatch
 from tico_ssl.pipeline.sheet import COLUMNS, save_contact_sheet
@@ -52,6 +54,7 @@ from tico_ssl.views.table import left_out
 def train(recipe: Recipe, run: Run, device: torch.device, overwrite: bool = False) -> None:
     """Pretrain by a recipe, and write everything to the run folder."""
     fallbacks.drain()  # of earlier work in this process
+    recipe = recipe if overwrite else _with_the_stem_of(run, recipe)
     start = Start.of(recipe, run, overwrite)
     setup = prepare(recipe, device, start=start)
     longer = "" if overwrite else _longer(run, recipe)
@@ -70,6 +73,17 @@ def train(recipe: Recipe, run: Run, device: torch.device, overwrite: bool = Fals
         if distributed.is_main():
             require_same_images(setup.source, run.images_file)
         _train(setup, run, begin)
+
+
+def _with_the_stem_of(run: Run, recipe: Recipe) -> Recipe:
+    """A run that an earlier version began keeps the stem that it has, where the recipe leaves that to a rule."""
+    found, between = None, SMALL_STEM < recipe.data.image_size <= EARLY_SMALL_STEM
+    if recipe.backbone.stem == "auto" and between and run.backbone_file.is_file():
+        with suppress(UserError):  # a damaged file, which the checkpoint replaces
+            found = described_state(run.backbone_file)[1].config.stem
+    if found in (None, "auto"):
+        return recipe
+    return recipe.model_copy(update={"backbone": recipe.backbone.model_copy(update={"stem": found})})
 
 
 @dataclass(frozen=True)
@@ -227,7 +241,7 @@ class _Moments:
             steps_per_epoch=self.setup.plan.steps_per_epoch,
             not_finite=faults,
         )
-        kept = f"`tico replay {self.run.folder}` shows how"
+        kept = f"`tico replay {quote(str(self.run.folder))}` shows how"
         try:
             if distributed.is_main():
                 stop.write(self.run)
@@ -309,7 +323,7 @@ def build_method(
 
 
 def _stem(backbone: Backbone) -> str:
-    """Which stem a ResNet has: that for small images keeps their resolution, and costs as much as images twice as
+    """Which stem a ResNet has: that for small images keeps their resolution, and costs as much as images four times as
     wide and high."""
     return " with the stem for small images" if has_small_stem(backbone.network) else ""
 
@@ -359,6 +373,7 @@ def _described(setup: Setup) -> list[str]:
         f"{settings.epochs} epochs of {setup.plan.steps_per_epoch} steps of {settings.batch_size} images; "
         f"{recipe.optimizer.name}, learning rate {setup.plan.peak_lr:g}{rule}",
         *([setup.plan.shortened] if setup.plan.shortened else []),
+        *([coarse] if (coarse := coarse_stem(setup.method.backbone.network, recipe.data.image_size)) else []),
     ]
     without = sorted({name for policy in recipe.views for name in left_out(policy, recipe.backbone.channels)})
     if source.scaling is not None:

@@ -8,6 +8,7 @@ are kept in RUN/nan; with them the step can be carried out at any time, without 
 import copy
 import time
 from contextlib import closing
+from shlex import quote
 
 import torch
 
@@ -80,7 +81,8 @@ def _search(
 def _in_vain(run: Run, stop: Stop, begin: int, done: int) -> Explanation:
     """What it means that no step was bad."""
     if done < stop.noticed:
-        summary = f"steps {begin + 1} to {done} are finite; `tico replay {run.folder}` also looks at the later ones"
+        more = f"`tico replay {quote(str(run.folder))}` also looks at the later ones"
+        summary = f"steps {begin + 1} to {done} are finite; {more}"
         return Explanation(summary, [summary])
     finite = f"steps {begin + 1} to {done}, carried out again one by one, are all finite"
     cause = "not the recipe, but how its steps were executed (captured on a GPU), or a fault of the machine"

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 ADVICE = (
-    "lower training.batch_size (--find-batch finds the largest that fits) or data.image_size, raise training.parts, "
-    "or set training.recompute=true"
+    "lower training.batch_size (`tico pretrain --find-batch` finds the largest that fits) or data.image_size, "
+    "raise training.parts, or set training.recompute=true"
 )
 EXPLAIN_SECONDS = 60.0  # that a stopped training spends on finding the step that made it stop
 
@@ -98,7 +98,9 @@ def find_batch(
     """Find the largest batch of which a training step fits on the GPU: the result in words."""
     loaded = _loaded(recipe, data, overrides)
     if launched():
-        raise UserError("--find-batch needs a single process; the batch of several is that many times as large")
+        raise UserError(
+            "`tico pretrain --find-batch` needs a single process; the batch of several is that many times as large"
+        )
 
     from tico_ssl.runtime.device import choose_device
     from tico_ssl.training.find_batch import largest_batch

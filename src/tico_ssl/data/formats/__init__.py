@@ -4,18 +4,25 @@ A format has `matches(place) -> bool`, which decides without torch whether it re
 `open(place, split, reading, config) -> Source | None`, which returns the images of a split, None if there is no test
 split. Its sources should identify their images (`Source.identity`) where that is possible.
 
+A format that knows its splits has `splits(place) -> dict[Split, str]` too: those that there are, val among them, each
+with the folder that its images are in, empty if they are in none. Of others, train and test are asked for.
+
 It may declare RANK (formats are tried by rank, default 0, then by name; more general ones come later), NAMES (of data
 sets that need no path) and ENDINGS (of files that it reads).
 
 A prefix selects a format explicitly, also one from another package: `folder:photos/`, `my_lab.formats.raw:scans/`.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tico_ssl.config import catalogue
 from tico_ssl.data.remote.urls import is_url, require_library, require_plain
 from tico_ssl.runtime.errors import UserError, suggestion
+
+if TYPE_CHECKING:
+    from tico_ssl.data.source import Split
 
 KIND = "data/formats"
 
@@ -46,6 +53,13 @@ def _recognise(source: str) -> tuple[str, str]:
         if _declared(name, "matches")(source):
             return name, source
     raise UserError(_unread(source))
+
+
+def splits(source: str) -> dict["Split", str]:
+    """The splits that a source may have, each with the folder of its images in paths."""
+    name, place = recognise(source)
+    known: Callable[[str], dict[Split, str]] | None = getattr(catalogue.load(KIND, name), "splits", None)
+    return {"train": "", "test": ""} if known is None else known(place)
 
 
 def names() -> dict[str, str]:

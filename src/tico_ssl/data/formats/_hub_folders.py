@@ -9,12 +9,14 @@ from typing import TypeVar
 
 from tico_ssl.data.names import SUFFIXES
 from tico_ssl.data.remote.objects import RemoteObject, remote_folder
+from tico_ssl.data.remote.urls import is_folder, is_url
 from tico_ssl.runtime.errors import UserError
 
 T = TypeVar("T")
 SUFFIX = ".parquet"
 GLANCE = 100  # entries to look at: listing a folder of a million images would be slow
-SPLIT_NAMES = {"train": ("train",), "test": ("test", "val")}  # prefixes of names, in order of preference
+# prefixes of names, in order of preference
+SPLIT_NAMES = {"train": ("train",), "test": ("test", "val"), "val": ("val",)}
 
 
 def holds_parquet(root: Path) -> bool:
@@ -44,8 +46,18 @@ def _seen(folder: Path, most: int | None = None) -> tuple[set[str], list[Path]]:
     return endings, folders
 
 
+def splits_named(place: str) -> list[str]:
+    """The splits that names of files tell; a file alone is for training."""
+    if is_url(place):
+        names = [name for name, _ in remote_files(place)] if is_folder(place) else []
+    else:
+        path = Path(place).expanduser()
+        names = [name for name, _ in _named_files(path)] if path.is_dir() else []
+    return ["train", *(split for split in ("test", "val") if any(name.startswith(split) for name in names))]
+
+
 def split_files(path: Path, split: str) -> list[Path] | None:
-    """The files of a split; None if there is no test split."""
+    """The files of a split; None if there is no such split, but for training."""
     if not path.is_dir():
         return [path] if split == "train" else None
     return chosen(_named_files(path), split, str(path))
@@ -79,7 +91,7 @@ def chosen(files: list[tuple[str, T]], split: str, path: str) -> list[T] | None:
         named = [file for name, file in files if name.startswith(start)]
         if named:
             return named
-    if split == "test":
+    if split != "train":
         return None
     unnamed = [file for name, file in files if not name.startswith(SPLIT_NAMES["test"])]
     if not unnamed:

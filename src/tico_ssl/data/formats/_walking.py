@@ -14,6 +14,7 @@ import numpy as np
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import say
 
+NOT_THE_USERS = {"lost+found", "__MACOSX", "@eaDir"}  # folders of file systems, archives and storage servers
 Entries = Iterator["os.DirEntry[str]"]
 
 
@@ -125,5 +126,5 @@ def readable_folder(folder: Path) -> Iterator[Entries]:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder is left out by its name: hidden, or a file system's own."""
-    return name.startswith(".") or name == "lost+found"
+    """Whether a file or folder is left out by its name: hidden, or made by a machine for itself."""
+    return name.startswith(".") or name in NOT_THE_USERS

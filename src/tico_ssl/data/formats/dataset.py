@@ -1,5 +1,6 @@
-"""A torch Dataset object from a Python program, known by a name while the program runs."""
+"""A torch Dataset or a list of images from a Python program, known by a name while the program runs."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -7,6 +8,7 @@ from torch.utils.data import Dataset
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.arrays import from_dataset
 from tico_ssl.data.decoding import Reading
+from tico_ssl.data.item_labels import Labels, labels_of
 from tico_ssl.data.source import Source, Split
 from tico_ssl.runtime.errors import UserError
 
@@ -14,10 +16,11 @@ PREFIX = "python:"  # of the names of objects
 
 # Kept as long as the program runs: a run stores only the name of its data, and an evaluation after
 # `pretrain(data=Mine())` has to find the object, although nobody else holds a reference to it.
-_handed_over: dict[str, Dataset[Any]] = {}
+_handed_over: dict[str, Dataset[Any] | Sequence[Any]] = {}
+_labels: dict[tuple[str, int], Labels] = {}  # by name and number of images: reading them may mean decoding all images
 
 
-def hand_over(dataset: "Dataset[Any]") -> str:
+def hand_over(dataset: "Dataset[Any] | Sequence[Any]") -> str:
     """The name of a data set in recipes: its class, with a number from the second object of a class on."""
     for name, known in _handed_over.items():
         if known is dataset:
@@ -39,4 +42,10 @@ def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Sour
     identity, since its code may change without a trace."""
     if place not in _handed_over:
         raise UserError(f"data.source '{place}' was a data set in a Python program: say which images with --data")
-    return from_dataset(place, _handed_over[place], reading) if split == "train" else None
+    if split != "train":
+        return None
+    dataset: Any = _handed_over[place]
+    known = place, len(dataset)
+    if known not in _labels:
+        _labels[known] = labels_of(dataset)
+    return from_dataset(place, dataset, reading, _labels[known])

@@ -12,17 +12,26 @@ from tico_ssl.data.formats import shards
 from tico_ssl.data.formats._files import files_source
 from tico_ssl.data.formats._walking import find_files, holds_file, is_hidden, readable_folder
 from tico_ssl.data.names import ARRAY_SUFFIX, SUFFIXES
-from tico_ssl.data.source import Source, Split
+from tico_ssl.data.source import Source, Split, meant
 from tico_ssl.runtime.errors import UserError
 
 RANK = 3  # matches any folder: more specific formats are tried first
-VALIDATION = ("val", "valid", "validation")
-SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test", *VALIDATION), "val": VALIDATION}
+SPLIT_NAMES: dict[Split, tuple[str, ...]] = {  # of folders, in capitals or not
+    "train": ("train", "training"),
+    "test": ("test", "testing"),
+    "val": ("val", "valid", "validation"),
+}
+ANY_IMAGE = SUFFIXES | {ARRAY_SUFFIX}
 
 
 def matches(place: str) -> bool:
     """Any folder."""
     return Path(place).expanduser().is_dir()
+
+
+def splits(place: str) -> dict[Split, str]:
+    """The splits, each with the name of its folder; without any, all images are for training."""
+    return splits_in(Path(place).expanduser()) or {"train": ""}
 
 
 def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
@@ -42,8 +51,9 @@ def open_folder(root: Path, split: Split, reading: Reading = IN_FULL) -> Source 
     files = _image_files(folder, reading.channels)
     # Classes are numbered by the training folders, so that one missing in the test split does not shift the others.
     training = _split_folder(root, "train") or root
-    suffixes = SUFFIXES | {ARRAY_SUFFIX}
-    classes = tuple(name for name in sorted(_subfolders(training)) if holds_file(training / name, suffixes))
+    classes = tuple(name for name in sorted(_subfolders(training)) if holds_file(training / name, ANY_IMAGE))
+    if all(split_called(name) for name in classes):  # test/ and val/ alone
+        classes = ()
     labels = _labels_by_folder(files, folder, classes)
     name = folder.name if folder == root else f"{root.name}/{folder.name}"
     return files_source(name, folder, files, reading, labels, classes if labels is not None else ())
@@ -58,12 +68,25 @@ def _image_files(folder: Path, channels: int) -> list[str]:
 
 
 def splits_in(root: Path) -> dict[Split, str]:
-    """The splits of a folder that contains nothing else, each with the name of its folder; none of other folders."""
+    """The splits of a folder, each with the name of its folder, if one is for training and no others hold images; none
+    of other folders. One for testing or validation without images is left out."""
     inside = _subfolders(root)
-    if not _only_splits(inside):
-        return {}
-    own: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test",), "val": VALIDATION}
-    return {split: name for split, names in own.items() for name in [n for n in names if n in inside][:1]}
+    named = {name: split for name in sorted(inside) if (split := split_called(name)) is not None}
+    if "train" not in named.values() or any(holds_file(root / name, ANY_IMAGE) for name in inside - named.keys()):
+        return {}  # a class may be called train
+    found: dict[Split, str] = {}
+    for name, split in sorted(named.items(), key=lambda item: list(SPLIT_NAMES).index(item[1])):
+        if split != "train" and not holds_file(root / name, ANY_IMAGE):
+            continue
+        if split in found:
+            raise UserError(f"{root}: {found[split]} and {name} are both called as {split} images are: rename one")
+        found[split] = name
+    return found
+
+
+def split_called(name: str) -> Split | None:
+    """The split that a folder of this name is."""
+    return next((split for split, names in SPLIT_NAMES.items() if name.lower() in names), None)
 
 
 def _labels_by_folder(files: list[str], folder: Path, classes: tuple[str, ...]) -> Tensor | None:
@@ -88,16 +111,10 @@ def _subfolders(folder: Path) -> set[str]:
 
 
 def _split_folder(root: Path, split: Split) -> Path | None:
-    """root/train and root/test (or val, ...), if root contains only splits; else all images are for training, of a
-    folder in VOC's layout those that are annotated."""
-    inside = _subfolders(root)
-    if {"Annotations", "JPEGImages"} <= inside:  # VOC's layout, whose other folders may hold masks
+    """The folder of a split, if there are splits; else all images are for training, of a folder in VOC's layout those
+    that are annotated."""
+    if {"Annotations", "JPEGImages"} <= _subfolders(root):  # VOC's layout, whose other folders may hold masks
         return root / "JPEGImages" if split == "train" else None
-    if not _only_splits(inside):
-        return root if split == "train" else None
-    return next((root / name for name in SPLIT_FOLDERS[split] if name in inside), None)
-
-
-def _only_splits(inside: set[str]) -> bool:
-    names = {name for kind in SPLIT_FOLDERS.values() for name in kind}
-    return "train" in inside and inside <= names  # a class may be called train
+    found = splits_in(root) or {"train": ""}
+    wanted = meant(split, found)
+    return None if wanted is None else root / found[wanted]

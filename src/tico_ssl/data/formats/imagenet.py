@@ -36,6 +36,16 @@ def _home(root: Path) -> Path | None:
     return next((place for place in places if _wnid_folders(place / "train")), None)
 
 
+def splits(place: str) -> dict[Split, str]:
+    """The images to train on, and those to test on, which are called validation images but for some subsets."""
+    home = _home(Path(place).expanduser())
+    assert home is not None
+    folder = _test_folder(home)
+    if folder is None:
+        return {"train": "train"}
+    return {"train": "train", "test" if folder.name == "test" else "val": folder.name}
+
+
 def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
     """Class folders, numbered in the order of their wnids; validation images may also be flat, with a list."""
     home = _home(Path(place).expanduser())

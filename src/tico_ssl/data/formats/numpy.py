@@ -3,14 +3,16 @@
 import os
 import zipfile
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tico_ssl.config.sections import DataConfig
-from tico_ssl.data.arrays import channels_first, from_arrays, one_or_several
+from tico_ssl.data.arrays import channels_first, from_arrays
 from tico_ssl.data.decoding import Reading
+from tico_ssl.data.item_labels import one_or_several
 from tico_ssl.data.source import Source, Split
 from tico_ssl.runtime.errors import UserError
 
@@ -23,6 +25,13 @@ def matches(place: str) -> bool:
     return path.suffix in ENDINGS and path.is_file()
 
 
+def splits(place: str) -> dict[Split, str]:
+    """Those that the names of arrays tell."""
+    path = Path(place).expanduser()
+    names = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
+    return {split: "" for split in get_args(Split) if split == "train" or f"x_{split}.npy" in names}
+
+
 def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
     """All images in memory."""
     return from_numpy(Path(place).expanduser(), split)
@@ -30,7 +39,7 @@ def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Sour
 
 def from_numpy(path: Path, split: Split) -> Source | None:
     """`.npy`: images. `.npz`: x_train/y_train/x_test/y_test, or images/labels. Channels first, last or absent."""
-    if path.suffix == ".npy" and split == "test":
+    if path.suffix == ".npy" and split != "train":
         return None
     try:
         _require_memory(path)
@@ -40,10 +49,11 @@ def from_numpy(path: Path, split: Split) -> Source | None:
         if isinstance(loaded, np.ndarray):
             return from_arrays(path.name, channels_first(loaded, path), None)
         with loaded as archive:
-            pairs = [(f"x_{split}", f"y_{split}")] + ([("images", "labels")] if split == "train" else [])
+            other = {"train": ("images", "labels"), "test": ("x_val", "y_val")}  # validation is a test without another
+            pairs = [(f"x_{split}", f"y_{split}"), *([other[split]] if split in other else [])]
             found = next((pair for pair in pairs if pair[0] in archive), None)
             if found is None:
-                if split == "test":
+                if split != "train":
                     return None
                 raise UserError(
                     f"{path}: needs arrays x_train (and y_train) or images (and labels), has {archive.files}"

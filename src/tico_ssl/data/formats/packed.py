@@ -6,7 +6,10 @@
     checksums   of each image (CRC-32, uint32)
     labels      int64, one per image, or one per image and class; absent if there are none
     names       start of each name and end of the last one (int64), then the names
-    header      JSON: description of the images, positions and checksums of the sections
+    header      JSON: description of the images, positions and checksums of the sections; since version 2 the splits
+
+The images of a split are beside each other. A file without splits, of which all images are for training, is one of
+version 1. A label of -1 is that of an image without.
 
 Every byte is covered by a checksum. Opening checks all but the data, which may exceed memory; of those each image is
 checked when it is first used, or all at once by `verify_packed`. The file may come from anyone: no size or position in
@@ -22,6 +25,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -34,16 +38,18 @@ from pydantic import Field
 from tico_ssl.config.section import Section, validate
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.decoding import BadImage, Reading
+from tico_ssl.data.formats.folder import split_called
 from tico_ssl.data.remote.objects import RemoteObject, Span, remote_objects
 from tico_ssl.data.remote.urls import is_url
-from tico_ssl.data.source import Source, Split, file_identity
+from tico_ssl.data.source import Source, Split, file_identity, meant
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.progress import track
 
 SUFFIX = ".tico"
 ENDINGS = (SUFFIX,)
-MAGIC, VERSION, PAGE = b"TICOPACK", 1, 4096
+MAGIC, PAGE = b"TICOPACK", 4096
+PLAIN, SPLIT = VERSIONS = 1, 2  # of the format: without splits, and with
 PREAMBLE = struct.Struct("<8sIIQQQ")  # magic, version, the header's checksum, offset and size, the size of the file
 DAMAGED = "damaged: not the bytes that were packed"
 CHECKERS = 4  # threads that compute checksums
@@ -59,11 +65,29 @@ def matches(place: str) -> bool:
     return path.suffix in ENDINGS and path.is_file()
 
 
+def splits(place: str) -> dict[Split, str]:
+    """The splits that were packed, each with the folder that its images were in."""
+    return {split: folder for split, (folder, _) in _opened(place).splits().items()}
+
+
 def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
-    """Training split only."""
-    if split != "train":
+    """One of the splits; without any, all images are for training."""
+    packed = _opened(place)
+    found = packed.splits()
+    wanted = meant(split, found)
+    if wanted is None:
         return None
-    return open_packed(remote_objects([place])[0] if is_url(place) else Path(place).expanduser(), reading)
+    (folder, places), whole = found[wanted], _source(packed, reading)
+    if not folder:
+        return whole
+    part = whole.subset(torch.arange(places.start, places.stop))
+    labelled = part.labels is not None and bool((part.labels >= 0).any())
+    labels, classes = (part.labels, part.classes) if labelled else (None, ())
+    return replace(part, name=f"{whole.name}/{folder}", labels=labels, classes=classes)
+
+
+def _opened(place: str) -> "Packed":
+    return Packed(remote_objects([place])[0] if is_url(place) else Path(place).expanduser())
 
 
 def open_packed(path: Path | RemoteObject, reading: Reading | None = None) -> Source:
@@ -72,8 +96,11 @@ def open_packed(path: Path | RemoteObject, reading: Reading | None = None) -> So
 
     JPEGs are decoded according to `reading` (None: as packed); squares are not converted.
     """
-    packed = Packed(path)
-    header = packed.header
+    return _source(Packed(path), reading)
+
+
+def _source(packed: "Packed", reading: Reading | None) -> Source:
+    path, header = packed.path, packed.header
     source = partial(
         Source,
         header.name,
@@ -120,6 +147,8 @@ class Header(Section):
     channels: Annotated[int, Field(ge=1)]
     size: Annotated[int, Field(ge=1)]
     classes: list[str]
+    splits: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    """The number of images in each folder of a split, in their order."""
     sections: dict[str, Annotated[tuple[Whole, Whole, Whole | None], Field(strict=False)]]
 
 
@@ -152,6 +181,20 @@ class Packed:
         bounds = np.frombuffer(content, "<i8", count + 1)
         self._require(bounds[0] == 0 and bounds[-1] <= length and bool((bounds[:-1] <= bounds[1:]).all()), section)
         return bounds[:-1], bounds[1:]
+
+    def splits(self) -> dict[Split, tuple[str, range]]:
+        """The splits, each with its folder and the places of its images."""
+        if not self.header.splits:
+            return {"train": ("", range(self.header.count))}
+        found: dict[Split, tuple[str, range]] = {}
+        end = 0
+        for folder, count in self.header.splits.items():
+            split = split_called(folder)
+            if split is None or split in found:
+                raise UserError(f"{self.path}: damaged (splits)")
+            found[split] = folder, range(end, end := end + count)
+        self._require(end == self.header.count, "splits")
+        return found
 
     def labels(self) -> torch.Tensor | None:
         """One per image, or one per image and class."""
@@ -228,7 +271,7 @@ def _header(path: Path | RemoteObject, mapping: mmap.mmap | Span) -> tuple[Heade
     page, found = mapping[:PAGE], len(mapping)
     require(found >= PAGE, f"{path}: cut short, {found} bytes are left")
     _, version, checksum, offset, size, total = PREAMBLE.unpack_from(page)
-    require(version == VERSION, f"{path}: packed in version {version} of the format, but this is version {VERSION}")
+    require(version in VERSIONS, f"{path}: packed in version {version} of the format, but this is version {SPLIT}")
     require(page == first_page(page[: PREAMBLE.size]), f"{path}: damaged (first page)")
     require(found == total, f"{path}: {'cut short' if found < total else 'too long'}, {found} of {total} bytes")
     text = mapping[offset : offset + size]

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.blobs import Blob, LocalFile
 from tico_ssl.data.decoding import IN_FULL, BadImage, Reading
-from tico_ssl.data.formats._hub_folders import SUFFIX, chosen, holds_parquet, remote_files, split_files
+from tico_ssl.data.formats._hub_folders import SUFFIX, chosen, holds_parquet, remote_files, split_files, splits_named
 from tico_ssl.data.remote.objects import ObjectFile, RemoteObject, remote_folder, remote_objects
 from tico_ssl.data.remote.urls import is_folder, is_url, name_of
 from tico_ssl.data.source import Source, Split
@@ -51,6 +51,11 @@ def _holds_remote(url: str) -> bool:
     """Whether a folder of a store is a parquet data set. One with other files in it is not searched further."""
     here = [blob.name for blob in remote_folder(url)]
     return any(name.endswith(ENDINGS) for name in here) or (not here and bool(remote_files(url)))
+
+
+def splits(place: str) -> dict[Split, str]:
+    """Those that the names of files or folders tell."""
+    return {split: "" for split in get_args(Split) if split in splits_named(place)}
 
 
 def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:

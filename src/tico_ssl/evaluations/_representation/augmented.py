@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from tico_ssl.config.section import validate
-from tico_ssl.config.views import ViewPolicy, named_policy, shorter_side
+from tico_ssl.config.views import SMALL_IMAGE, ViewPolicy, named_policy, shorter_side
 from tico_ssl.data.source import Source
 from tico_ssl.evaluations._context import Context
 from tico_ssl.evaluations._representation.settings import ViewSettings
 from tico_ssl.features.batches import BATCH, prepared_batches
-from tico_ssl.networks.backbones import SMALL_IMAGE, Backbone
+from tico_ssl.networks.backbones import Backbone
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import track

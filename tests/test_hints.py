@@ -1,0 +1,65 @@
+"""What a command proposes next is a command that fits the data, and that a shell takes as it is."""
+
+import re
+import shlex
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from tico_ssl.cli import app
+from tico_ssl.config.recipe import load_recipe, parse_override
+from tico_ssl.data.checking import recommended
+from tico_ssl.evaluations import _evaluate
+from tico_ssl.results import table
+
+
+def proposed(*words: object) -> list[str]:
+    """The words of the command that a command proposes."""
+    done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    found = re.search(r"^next +(tico .*)$", done.output, re.MULTILINE)
+    assert found, done.output
+    return shlex.split(found[1])[1:]
+
+
+@pytest.mark.parametrize(
+    ("images", "side", "channels", "words"),
+    [
+        (300, 500.0, 3, ["photos-continue"]),
+        (8_189, 112.0, 3, ["photos"]),
+        (200_000, 500.0, 3, ["photos-vit"]),
+        (60_000, 32.0, 3, ["photos", "data.image_size=32"]),
+        (300, 64.0, 3, ["photos", "data.image_size=64"]),
+        (8_000, 500.0, 4, ["photos", "backbone.channels=4"]),
+        (100, 500.0, 1, ["photos", "backbone.channels=1", "training.batch_size=64"]),
+    ],
+)
+def test_the_recipe_fits_the_images(images, side, channels, words):
+    assert recommended(images, side, channels) == words
+    recipe = load_recipe(words[0], dict(parse_override(word) for word in words[1:]))
+    assert (recipe.data.source, recipe.backbone.channels) == ("", channels)  # not the demo's textures
+    assert recipe.data.image_size <= 1.5 * side
+    assert recipe.training.batch_size <= images
+
+
+def test_paths_are_quoted_and_options_carried_along(tmp_path):
+    root, packed = tmp_path / "Anna's photos", tmp_path / "all of them.tico"
+    root.mkdir()
+    for number in range(4):
+        Image.new("L", (40, 40), 50 * number).save(root / f"{number}.png")
+    options = ["data.image_size=32", "backbone.channels=1", "training.batch_size=4"]
+    assert proposed("data", "check", root, "--channels", 1) == ["pretrain", "photos", "--data", str(root), *options]
+    words = proposed("data", "pack", root, packed, "--channels", 1, "--size", 32)
+    assert words == ["pretrain", "photos", "--data", str(packed), *options]
+
+
+def test_a_quick_look_proposes_the_whole_of_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(_evaluate, "evaluate_all", lambda *_: [])
+    monkeypatch.setattr(table, "print_results", lambda results: None)
+    run, data = tmp_path / "my run", "Anna's photos"
+    run.mkdir()
+    options = ["--data", data, "--against", "other run", "--bf16"]
+    given = ["evaluate", run, "knn", "linear.epochs=3", *options]
+    assert proposed(*given, "--quick") == ["evaluate", str(run), "all", "linear.epochs=3", *options]
+    assert proposed(*given) == ["report", str(run), "--data", data]

@@ -1,0 +1,258 @@
+"""Splits and classes are those that the data have: in folders, in packed files, and in all that is made of them."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from tico_ssl import embed, evaluate, load_backbone, pretrain
+from tico_ssl.classifying.held_out import own_validation
+from tico_ssl.cli import app
+from tico_ssl.config.sections import BackboneConfig, DataConfig
+from tico_ssl.data.formats import splits
+from tico_ssl.data.sources import open_source
+from tico_ssl.data.splits import open_splits, together
+from tico_ssl.evaluations._context import open_context
+from tico_ssl.networks.backbones import build_backbone
+from tico_ssl.networks.storage import save_backbone
+from tico_ssl.runtime.errors import UserError
+
+SIDE = 20  # shorter side of the photos, in pixels
+COUNTS = {"train": 16, "Test": 6, "valid": 4}
+
+
+def tico(*words: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def write(path, seed: int = 0, shape=(SIDE, SIDE), **options) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path, **options)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Three splits of two classes, and folders that are neither: without images, hidden, or left by an archive."""
+    root = tmp_path_factory.mktemp("data") / "my photos"
+    for number, split in enumerate(name for name, count in COUNTS.items() for _ in range(count)):
+        shape = (SIDE, SIDE + number % 5) if number % 2 else (SIDE + number % 3, SIDE)
+        write(root / split / ("ants" if number % 2 else "bees") / f"{number:02}.png", number, shape)
+    write(root / "__MACOSX" / "train" / "._00.png")
+    write(root / ".cache" / "00.png")
+    (root / "Annotations").mkdir()
+    (root / "Annotations" / "00.xml").write_text("<annotation/>")
+    return root
+
+
+@pytest.fixture(scope="module")
+def packed(photos, tmp_path_factory):
+    out = tmp_path_factory.mktemp("packed") / "all.tico"
+    tico("data", "pack", photos, out, "--size", SIDE)
+    return out
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("backbone") / "b.safetensors"
+    save_backbone(build_backbone(BackboneConfig(name="tico/resnet10-w4"), 16), path)
+    return path
+
+
+def source(place, split: str = "train"):
+    return open_source(DataConfig(source=str(place)), split)
+
+
+def parts_of(place, split: str = "all"):
+    config = DataConfig(source=str(place))
+    return open_splits(config, lambda name: open_source(config, name), split)
+
+
+# ------------------------------------------------------------------------------------------------------- folders
+
+
+def test_folders_without_images_are_neither_classes_nor_in_the_way_of_splits(photos):
+    assert splits(str(photos)) == {"train": "train", "test": "Test", "val": "valid"}
+    for split, name in splits(str(photos)).items():
+        found = source(photos, split)
+        assert (len(found), found.classes) == (COUNTS[name], ("ants", "bees"))
+
+
+def test_one_class_in_every_split_is_no_label(tmp_path):
+    for split in ("train", "val"):
+        write(tmp_path / split / "images" / "1.png")
+        assert source(tmp_path, split).labels is None
+        assert f"{split:<11}1 images, no labels" in tico("data", "check", tmp_path)
+
+
+def test_splits_without_training_images_are_no_classes(tmp_path):
+    for split in ("val", "test"):
+        write(tmp_path / split / "1.png")
+    found = source(tmp_path)
+    assert (len(found), found.labels, found.classes) == (2, None, ())
+
+
+def test_a_split_without_images_is_none(tmp_path):
+    write(tmp_path / "train" / "1.png")
+    (tmp_path / "val" / "empty").mkdir(parents=True)
+    assert splits(str(tmp_path)) == {"train": "train"}
+    assert source(tmp_path, "test") is None
+
+
+def test_two_folders_of_one_split_are_an_error(tmp_path):
+    for split in ("train", "val", "valid"):
+        write(tmp_path / split / "1.png")
+    with pytest.raises(UserError, match="val and valid are both called as val images are"):
+        source(tmp_path)
+
+
+def test_classes_are_numbered_alike_if_one_of_several_sources_has_no_test_images(tmp_path):
+    for place in ("a/train/cats", "a/train/dogs", "a/test/cats", "a/test/dogs", "b/ants", "b/bees"):
+        write(tmp_path / place / "1.png")
+    config = DataConfig(source=[str(tmp_path / "a"), str(tmp_path / "b")])
+    train, test = (open_source(config, split) for split in ("train", "test"))
+    assert train.classes == test.classes == ("ants", "bees", "cats", "dogs")
+    assert [test.classes[label] for label in test.labels] == ["cats", "dogs"]
+
+
+def test_folders_of_annotations_are_no_classes_in_any_command(tmp_path, tiny, backbone, capsys):
+    root = tmp_path / "cells"
+    for number in range(8):
+        write(root / "JPEGImages" / f"{number}.png", number)
+        (root / "Annotations").mkdir(exist_ok=True)
+        (root / "Annotations" / f"{number}.xml").write_text("<annotation/>")
+    (root / "ImageSets").mkdir()
+    assert "train      8 images, no labels" in tico("data", "check", root)
+    settings = tiny | {"data.limit": None, "training.batch_size": 4, "training.epochs": 1}
+    pretrain("demo", data=root, out=tmp_path / "run", overrides=settings | {"optimizer.warmup_epochs": 10})
+    said = capsys.readouterr().out
+    assert "8 images (no labels)" in said
+    assert "a warm-up of 10 epochs is too long for 1" in said
+    with np.load(embed(backbone, str(root), tmp_path / "f.npz")) as table:
+        assert "labels" not in table and table["splits"].tolist() == ["train"] * 8
+    with pytest.raises(UserError, match=r"knn needs labels: .* \(see data=\)"):
+        evaluate(backbone, "knn", str(root))
+
+
+# --------------------------------------------------------------------------------------------------------- check
+
+
+def test_check_says_what_is_in_every_split(photos):
+    text = tico("data", "check", photos)
+    assert "26 files" in text
+    for line in ("train      16 images, 2 classes: to pretrain on", "test       6 images", "val        4 images"):
+        assert line in text
+    assert "4 files" in tico("data", "check", photos, "--split", "val")
+
+
+def test_copies_in_another_split_are_named_with_it(tmp_path):
+    write(tmp_path / "train" / "1.png")
+    write(tmp_path / "val" / "1.png")
+    assert "train/1.png = val/1.png" in tico("data", "check", tmp_path)
+
+
+def test_a_split_that_is_none_is_refused(photos):
+    with pytest.raises(UserError, match="did you mean 'val'"):
+        tico("data", "check", photos, "--split", "vall")
+    with pytest.raises(UserError, match="has no split test, only train"):
+        tico("data", "pack", photos / "train", "x.tico", "--split", "test")
+
+
+# ---------------------------------------------------------------------------------------------------------- pack
+
+
+@pytest.mark.parametrize("split", ["train", "test", "val"])
+def test_a_packed_file_keeps_the_splits(photos, packed, split):
+    folder, file = source(photos, split), source(packed, split)
+    assert (len(file), file.name, file.classes) == (len(folder), folder.name, folder.classes)
+    assert file.labels.tolist() == folder.labels.tolist()
+    assert [file.names(i) for i in range(len(file))] == [folder.names(i) for i in range(len(folder))]
+    assert splits(str(packed)) == splits(str(photos))
+    assert [part.folder for part in parts_of(packed)] == [part.folder for part in parts_of(photos)]
+
+
+def test_a_packed_file_evaluates_like_the_folder(photos, packed, backbone):
+    """To the digit, if the shorter side of the photos is that of the file."""
+    results = [
+        evaluate(backbone, "knn", str(place), {"voters": [{"k": 3, "temperature": 0.1}]}) for place in (photos, packed)
+    ]
+    numbers = [{name: result.numbers[name] for name in ("trained", "untrained")} for result in results]
+    assert numbers[0] == numbers[1]
+    assert [result.data["split"] for result in results] == ["the data's own"] * 2
+    assert [(result.data["train"], result.data["test"]) for result in results] == [(16, 6)] * 2
+
+
+def test_a_classifier_is_chosen_by_the_same_images(photos, packed, backbone):
+    found = [own_validation(open_context(backbone, str(place)), ("ants", "bees")) for place in (photos, packed)]
+    assert [one.labels.tolist() for one in found] == [[0, 0, 1, 1]] * 2
+
+
+def test_one_split_is_packed_alone(photos, tmp_path):
+    tico("data", "pack", photos, tmp_path / "val.tico", "--size", SIDE, "--split", "val", "--jpeg")
+    assert len(source(tmp_path / "val.tico")) == COUNTS["valid"]
+    assert source(tmp_path / "val.tico", "test") is None
+
+
+def test_bad_files_and_unlabelled_splits_keep_the_others_in_place(tmp_path):
+    root = tmp_path / "images"
+    for name in ("train/a/1.png", "train/b/2.png", "test/3.png", "test/4.png", "val/a/5.png"):
+        write(root / name, len(name))
+    (root / "train" / "a" / "0.png").write_text("no image")
+    (root / "val" / "a" / "5.png").write_text("no image")
+    tico("data", "pack", root, tmp_path / "x.tico", "--size", "8")
+    assert splits(str(tmp_path / "x.tico")) == {"train": "train", "test": "test"}
+    train, test = source(tmp_path / "x.tico"), source(tmp_path / "x.tico", "test")
+    assert (train.labels.tolist(), train.names(0)) == ([0, 1], "a/1.png")
+    assert (test.labels, test.classes, test.names(1)) == (None, (), "4.png")
+
+
+def test_splits_that_do_not_add_up_are_damage(packed, tmp_path, monkeypatch):
+    from tico_ssl.data.formats import packed as format
+
+    monkeypatch.setattr(format, "split_called", lambda name: "train")
+    with pytest.raises(UserError, match=r"damaged \(splits\)"):
+        source(packed)
+
+
+def test_arrays_have_their_validation_images_too(tmp_path):
+    images = {f"x_{name}": np.full((count, 8, 8, 3), count, np.uint8) for name, count in (("train", 3), ("val", 2))}
+    np.savez(tmp_path / "a.npz", **images)
+    assert [(part.split, len(part.source)) for part in parts_of(tmp_path / "a.npz")] == [("train", 3), ("val", 2)]
+    assert len(source(tmp_path / "a.npz", "test")) == 2
+    whole = together(parts_of(tmp_path / "a.npz"))
+    assert [whole.names(i) for i in (0, 3)] == ["train/0", "val/0"]
+
+
+# --------------------------------------------------------------------------------------------------------- embed
+
+
+def test_embed_gives_the_same_table_of_a_packed_file(photos, packed, backbone, tmp_path):
+    tables = []
+    for number, place in enumerate((photos, packed)):
+        with embed(backbone, str(place), tmp_path / f"{number}.csv").open() as file:
+            tables.append([list(row.items())[:4] for row in csv.DictReader(file)])
+    assert tables[0] == tables[1]
+    assert dict(tables[0][0]) == {"path": "train/ants/01.png", "split": "train", "label": "0", "class": "ants"}
+
+
+def test_embed_gives_the_features_of_the_backbone_also_of_large_jpegs(backbone, tmp_path):
+    """Their cosine is 1 but for the error of floats: neither of the two decodes at a fraction of the size."""
+    for number in range(3):
+        write(tmp_path / "photos" / f"{number}.jpg", number, (400, 300), quality=90)
+    (tmp_path / "photos" / "bad.jpg").write_text("no image")
+    with np.load(embed(backbone, str(tmp_path / "photos"), tmp_path / "f.npz")) as table:
+        names, found = table["names"].tolist(), torch.from_numpy(table["features"])
+    assert names == ["0.jpg", "1.jpg", "2.jpg"]
+    network = load_backbone(backbone)
+    with torch.no_grad():
+        expected = network(network.preprocess([tmp_path / "photos" / name for name in names]))
+    assert (torch.cosine_similarity(found.double(), expected.double()) - 1).abs().max() < 1e-6
+    left_out = json.loads((tmp_path / "f.npz.bad_files.jsonl").read_text())
+    assert left_out["file"] == "bad.jpg" and left_out["reason"]
