@@ -1,6 +1,7 @@
 """The report: what it says of a run in any state, that data stay text, and that figures hold what was measured."""
 
 import base64
+import colorsys
 import html as stdlib_html
 import io
 import json
@@ -164,7 +165,8 @@ def test_a_run_in_progress_and_one_that_stopped_say_so(page_alone, tmp_path):
     assert "stopped: epoch 1 of 2, last activity 2.0 h ago" in record.state
     assert "--resume" in record.state
     text = report(run.folder).read_text()
-    assert "The run is stopped: epoch 1 of 2" in text
+    assert "The run stopped: epoch 1 of 2, step 10, last activity 2.0 h ago. To resume it from the start" in text
+    assert f"<code>tico pretrain {run.folder}/recipe.yaml --out {run.folder} --resume</code>" in text
     assert "There is no backbone yet" in text
 
 
@@ -271,7 +273,7 @@ def test_a_class_called_script_is_text_everywhere(page_alone, tmp_path):
     with mock.patch.object(exploration, "picture_of", lambda *_: small_picture([EVIL, "b"])):
         text = report(run.folder).read_text()
     assert EVIL not in text
-    assert text.count("<script") == 3  # the data, Plotly, and the page's own
+    assert text.count("<script") == 4  # the data, the map's images, Plotly, and the page's own
     assert stdlib_html.escape(EVIL) in text
 
 
@@ -300,9 +302,14 @@ def test_every_kind_of_figure_is_one_that_plotly_accepts(chart):
     assert chart.alt
 
 
-def test_more_than_eight_classes_differ_in_shape_where_colours_repeat():
-    marks = [(trace["marker"]["color"], trace["marker"]["symbol"]) for trace in as_plotly(POINTS)["data"]]
-    assert len(set(marks)) == 9
+def test_twelve_classes_differ_in_hue_and_more_in_shape():
+    many = Chart("p", "t", "c", [Series(str(i), [0.0], [1.0]) for i in range(24)], kind="points")
+    marks = [(trace["marker"]["color"], trace["marker"]["symbol"]) for trace in as_plotly(many)["data"]]
+    assert len(set(marks)) == 24
+    first = [colorsys.rgb_to_hls(*(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))) for colour, _ in marks[:12]]
+    hues = sorted(360 * hue for hue, _, _ in first)
+    assert min(b - a for a, b in zip(hues, [*hues[1:], hues[0] + 360])) > 10
+    assert all(0.2 < lightness < 0.75 and saturation > 0.3 for _, lightness, saturation in first)  # on white and black
 
 
 def test_figures_for_papers_are_svg_and_png(tmp_path):
@@ -656,13 +663,11 @@ def test_a_thousand_classes_are_cut_down_to_what_can_be_seen():
     names = [f"class {i}" for i in range(1000)]
     few = small_picture(names)
     many = Picture(**vars(few) | {"clusters": np.zeros(8, dtype=int), "confusion": np.eye(1000, dtype=int)})
-    section, thumbnails = image_sections.map_section(many)
-    assert [series.name for series in section.charts[0].series] == ["cluster 1"]
-    assert "1,000 classes are too many for colours" in section.charts[0].caption
-    assert thumbnails.notes[:2] == ["class 0", "class 1"]  # the card still says which
-    (bars,) = image_sections.classes(many).charts
+    bars, heat = image_sections.classes(many).charts
     assert len(bars.series[0].x) == image_sections.MOST_BARS
     assert "40 hardest of 1,000" in bars.caption
+    assert len(heat.names) == image_sections.CONFUSED_CLASSES
+    assert "25 classes of 1,000" in heat.caption
 
 
 def test_colours_that_were_chosen_are_not_dashed():

@@ -1,7 +1,7 @@
 """95 % intervals that a line of results.jsonl may hold beside its numbers.
 
-    "intervals":   {representation: {metric: [low, high]}}    of the metric, in its own unit
-    "differences": {reference: {metric: [low, high]}}         of trained minus that reference
+"intervals":   {representation: {metric: [low, high]}}    of the metric, in its own unit
+"differences": {reference: {metric: [low, high]}}         of trained minus that reference
 """
 
 import math
