@@ -20,13 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from reports import EVIL, knn, log_line, made_run, small_picture, write_lines
 from tico_ssl import pretrain
 from tico_ssl.cli import main
-from tico_ssl.config.recipe import dump_recipe, load_recipe
 from tico_ssl.data.source import Source
 from tico_ssl.features import exploration
 from tico_ssl.features.extraction import Extracted
-from tico_ssl.features.picture import Images, Picture
+from tico_ssl.features.picture import Picture
 from tico_ssl.features.subjects import open_subject
 from tico_ssl.methods._base import Method
 from tico_ssl.methods.tico import Config, TiCo
@@ -46,44 +46,6 @@ from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import digest
 from tico_ssl.training import monitor
 from tico_ssl.training.checkpoint import Position
-
-EVIL = "<script>alert(1)</script>"
-
-
-def write_lines(path, lines) -> None:
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def log_line(step, epoch, **values) -> dict:
-    usual = {"loss": 1.0, "mean_cosine": 0.1, "largest_eigenvalue": 0.1, "participation_ratio": 50.0, "lr": 0.1}
-    clock = {"images_per_second": 100.0, "data_wait": 0.0, "seconds": float(step)}
-    return {"step": step, "epoch": epoch, **usual, **clock, **values}
-
-
-def made_run(folder, *, metrics=None, results=(), backbone=True, overrides=None, spectrum=()) -> Run:
-    """A run folder as training leaves it, without any training."""
-    recipe = load_recipe("demo", {"training.epochs": 2, "training.batch_size": 100, **(overrides or {})})
-    (folder / "checkpoints").mkdir(parents=True)
-    run = Run(folder)
-    run.recipe_file.write_text(dump_recipe(recipe))
-    (folder / "environment.json").write_text(
-        json.dumps({"gpu": None, "processor": "a CPU", "packages": {"torch": "2"}})
-    )
-    write_lines(run.metrics_file, [log_line(10, 1.0), log_line(20, 2.0)] if metrics is None else metrics)
-    write_lines(run.spectrum_file, spectrum)
-    if backbone:
-        run.backbone_file.write_bytes(b"weights")
-        made = {"checkpoint": digest(run.backbone_file), "data": {}, "settings": {}, "seconds": 1.0, "seed": 0}
-        write_lines(run.results_file, [made | result for result in results])
-    return run
-
-
-def knn(trained, untrained, **more) -> dict:
-    return {
-        "protocol": "knn",
-        "numbers": {"trained": {"top1_k20": trained}, "untrained": {"top1_k20": untrained}},
-        **more,
-    }
 
 
 @pytest.fixture
@@ -245,25 +207,6 @@ def test_labels_that_look_like_markup_are_text_for_plotly():
     assert charts.label("<b>&") == "&lt;b&gt;&amp;"
     chart = Chart("x", "t", "c", [Series(EVIL, [0, 1], [0, 1]), Series("b", [0], [0])], EVIL, EVIL)
     assert "<script" not in json.dumps(as_plotly(chart))
-
-
-def small_picture(names, labelled=True) -> Picture:
-    """Eight points of two classes, one query with two neighbours, one of them of the other class."""
-    pixels = np.zeros((8, 8, 8, 3), dtype=np.uint8)
-    labels = np.array([0, 1] * 4) if labelled else None
-    two = np.array([0, 1]) if labelled else None
-    return Picture(
-        data="d",
-        classes=list(names) if labelled else [],
-        points=Images([EVIL] * 8, labels, pixels),
-        positions=np.arange(16.0).reshape(8, 2),
-        clusters=None if labelled else np.array([0, 1] * 4),
-        how="by hand",
-        queries=Images([EVIL], None if two is None else two[:1], pixels[:1]),
-        neighbours=Images([EVIL, "b"], two, pixels[:2]),
-        similarity=np.array([[0.9, 0.8]]),
-        confusion=np.array([[3, 1], [0, 4]]) if labelled else None,
-    )
 
 
 def test_a_class_called_script_is_text_everywhere(page_alone, tmp_path):
@@ -665,7 +608,7 @@ def test_a_thousand_classes_are_cut_down_to_what_can_be_seen():
     many = Picture(**vars(few) | {"clusters": np.zeros(8, dtype=int), "confusion": np.eye(1000, dtype=int)})
     bars, heat = image_sections.classes(many).charts
     assert len(bars.series[0].x) == image_sections.MOST_BARS
-    assert "40 hardest of 1,000" in bars.caption
+    assert "The 20 hardest and the 20 easiest of 1,000 classes" in bars.caption
     assert len(heat.names) == image_sections.CONFUSED_CLASSES
     assert "25 classes of 1,000" in heat.caption
 

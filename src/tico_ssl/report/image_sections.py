@@ -22,7 +22,8 @@ def map_section(picture: Picture) -> tuple[Section, Thumbnails]:
     series = []
     for group in groups:
         x, y = (picture.positions[group.places, axis].round(2).tolist() for axis in (0, 1))
-        series.append(Series(group.name, x, y, group.colour, places=group.places.tolist()))
+        rank = sum(one.colour is None for one in series)  # a group that has its colour takes none of the palette
+        series.append(Series(group.name, x, y, group.colour, places=group.places.tolist(), rank=rank))
     chart = Chart(
         "map",
         "Map of the embedding",
@@ -151,10 +152,13 @@ def _class_accuracy(names: list[str], confusion: np.ndarray, share: np.ndarray) 
     """Accuracy of the classes with test images, the hardest first."""
     counts, right = confusion.sum(1), np.diag(share)
     seen = np.flatnonzero(counts)
-    order = seen[np.argsort(right[seen], kind="stable")][:MOST_BARS]
+    order = seen[np.argsort(right[seen], kind="stable")]
+    if many := len(seen) > MOST_BARS:
+        order = np.concatenate([order[: MOST_BARS // 2], order[-MOST_BARS // 2 :]])
     total = 100 * np.trace(confusion) / max(1, counts.sum())
     vote = f"kNN with k = {VOTERS} on {int(counts.sum()):,} test images: {total:.1f} % accuracy."
-    first = "Hardest classes first." if len(order) == len(seen) else f"The {len(order)} hardest of {len(seen):,}."
+    some = f"The {MOST_BARS // 2} hardest and the {MOST_BARS // 2} easiest of {len(seen):,} classes."
+    first = some if many else "Hardest classes first."
     return Chart(
         "class-accuracy",
         "Accuracy per class",
@@ -190,7 +194,8 @@ def confusion_chart(names: list[str], share: np.ndarray) -> Chart:
 def most_confused(share: np.ndarray, count: int) -> list[int]:
     """The classes of the largest shares of confusions, in their order; the rest are the first classes."""
     wrong = share * (1 - np.eye(len(share)))
-    pairs = np.dstack(np.unravel_index(np.argsort(-wrong, axis=None, kind="stable"), wrong.shape))[0]
+    worst = np.argsort(-wrong, axis=None, kind="stable")[: count**2]  # so many pairs have enough classes
+    pairs = np.dstack(np.unravel_index(worst, wrong.shape))[0]
     found = dict.fromkeys(int(place) for pair in pairs if wrong[tuple(pair)] > 0 for place in pair)
     return sorted([*dict.fromkeys([*found, *range(len(share))])][:count])
 

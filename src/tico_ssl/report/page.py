@@ -5,6 +5,7 @@ import gzip
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -51,7 +52,7 @@ def page(title: str, header: list[Html], sections: Sequence[Section], thumbnails
         tag("main", tag("header", header), [_section(section) for section in sections], id="content"),
         _packed("data", inline_json({"figures": figures, "images": _described(thumbnails)})),
         *_sheets(thumbnails),
-        *([_packed("plotly", scripts["plotly"])] if figures else []),
+        _packed_plotly() if figures else None,
         tag("script", Html(scripts["page"])),
     ]
     head = [
@@ -101,10 +102,18 @@ def _policy(scripts: Sequence[str]) -> str:
 def figure(chart: Chart, *more: Child) -> Html:
     """A figure with its caption and a text alternative."""
     flag = [" ", tag("span", chart.flag, class_="flag")] if chart.flag else []
+    style = f"height:{chart.height}px" + (f";max-width:{chart.height + 120}px" if chart.kind == "heat" else "")
     return tag(
         "figure",
         tag("figcaption", tag("strong", chart.title), " ", chart.caption, flag),
-        tag("div", class_="plot", id=chart.key, role="img", aria_label=chart.alt, style=f"height:{chart.height}px"),
+        tag(
+            "div",
+            class_="plot",
+            id=chart.key,
+            role="img",
+            aria_label=chart.alt,
+            style=f"height:{chart.height}px{square}",
+        ),
         _legend(chart) if chart.kind == "points" else None,
         *more,
         class_="wide" if chart.kind in ("points", "heat") else None,
@@ -178,8 +187,14 @@ def _packaged(name: str) -> str:
     return (resources.files("tico_ssl.report") / name).read_text(encoding="utf-8")
 
 
+@cache
 def _plotly() -> str:
     from plotly.offline import get_plotlyjs
 
     script: str = get_plotlyjs()
     return script
+
+
+@cache
+def _packed_plotly() -> Html:
+    return _packed("plotly", _plotly())

@@ -58,7 +58,8 @@
   async function draw(plot) {
     const figure = data.figures[plot.id], narrow = plot.clientWidth < 480;
     const layout = merged(figure.layout, nested(theme()));
-    if (narrow && layout.height > 440) { layout.height = 440; plot.style.height = "440px"; }
+    const square = figure.data[0]?.type === "heatmap" ? plot.clientWidth + 50 : figure.data[0]?.type === "scattergl" ? 400 : Infinity;
+    if (narrow && layout.height > square) { layout.height = square; plot.style.height = `${square}px`; }
     if (touch.matches) {  // a finger on a figure scrolls the page
       layout.dragmode = false;
       layout.xaxis.fixedrange = layout.yaxis.fixedrange = true;
