@@ -106,14 +106,7 @@ def figure(chart: Chart, *more: Child) -> Html:
     return tag(
         "figure",
         tag("figcaption", tag("strong", chart.title), " ", chart.caption, flag),
-        tag(
-            "div",
-            class_="plot",
-            id=chart.key,
-            role="img",
-            aria_label=chart.alt,
-            style=f"height:{chart.height}px{square}",
-        ),
+        tag("div", class_="plot", id=chart.key, role="img", aria_label=chart.alt, style=style),
         _legend(chart) if chart.kind == "points" else None,
         *more,
         class_="wide" if chart.kind in ("points", "heat") else None,
