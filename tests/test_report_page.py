@@ -17,13 +17,14 @@ from reports import knn, log_line, made_run, small_picture
 from test_published import made_run as published_run
 from tico_ssl.config import catalogue
 from tico_ssl.features.picture import Images, Picture
-from tico_ssl.report import GALLERIES, atlas, headline, image_sections, report, run_curves, static
+from tico_ssl.report import GALLERIES, atlas, headline, image_sections, report, run_curves, several_runs, static
 from tico_ssl.report.charts import HUES, OTHER, SHOWN_NAMES, Chart, as_plotly, mark
 from tico_ssl.report.evaluation_section import evaluations
 from tico_ssl.report.findings import findings
 from tico_ssl.report.html import joined
 from tico_ssl.report.names import full_name, protocol_name
 from tico_ssl.report.page import page
+from tico_ssl.results.comparison import read_comparison
 from tico_ssl.results.metrics import Metric, Quantity, declared
 from tico_ssl.results.reading import read_record
 from tico_ssl.runtime.locks import alone_in
@@ -167,6 +168,14 @@ def test_a_loss_that_rises_is_flagged_where_the_caption_says_that_it_should_fall
     assert chart.flag == ("Here it rose, from 1 to 2." if flagged else "")
 
 
+def test_runs_whose_loss_rises_are_named(tmp_path):
+    for name, losses in (("falls", (2.0, 1.0)), ("rises", (1.0, 2.0))):
+        metrics = [log_line(10 * i, float(i), loss=loss) for i, loss in enumerate(losses, 1)]
+        made_run(tmp_path / name, metrics=metrics, overrides={"method.rho": losses[0]})
+    found = several_runs.curves(read_comparison([tmp_path / "falls", tmp_path / "rises"])).charts[0]
+    assert found.flag == "Here it rose in rises."
+
+
 def heat(count, share=None) -> Chart:
     names = [f"a class with a long name, {i}" for i in range(count)]
     return image_sections.confusion_chart(names, np.eye(count) * 100 if share is None else share)
@@ -230,6 +239,8 @@ def test_runs_are_compared_within_one_data_set_only(tmp_path):
     assert [text_of(table)[:40].count("cifar10") for table in tables] == [0, 1]
     names = [re.findall(r"<tr><td[^>]*>([abc])</td>", table) for table in tables]
     assert names == [["a", "b"], ["c"]]
+    heads = [re.findall(r"<th[^>]*><button[^>]*>([^<]*)", table) for table in tables]
+    assert heads[0][:3] == ["run", "kNN accuracy, k = 20", "untrained"]  # which a phone shows without scrolling
     ids = re.findall(r' id="([^"]+)"', re.sub("<script.*?</script>", "", text, flags=re.DOTALL))
     assert len(ids) == len(set(ids))
     assert "textures: Highest kNN accuracy, k = 20" in text_of(text)

@@ -75,12 +75,12 @@ def _difference(result: Line, found: Measurement) -> Noted:
     if gain is None or found.reference is None:
         return Noted("")
     pair = difference_interval(result, found.reference, found.name)
-    return Noted(f"{gain:+.{found.metric.digits}f}", gain, note=between(pair, found, "+"))
+    return Noted(f"{gain:+z.{found.metric.digits}f}", gain, note=between(pair, found, "+"))
 
 
 def between(pair: tuple[float, float] | None, found: Measurement, sign: str = "") -> str:
     """The ends of an interval in the digits of its metric; nothing without one."""
-    form = f"{sign}.{found.metric.digits}f"
+    form = f"{sign}z.{found.metric.digits}f"  # z: no minus before zero
     return "" if pair is None else f"{pair[0]:{form}} to {pair[1]:{form}}"
 
 

@@ -19,7 +19,7 @@ SHORT_GALLERY = 12  # rows shown at first, as in the style sheet
 def map_section(picture: Picture) -> tuple[Section, Thumbnails]:
     """A map of the embedding with the image on hover."""
     groups, colours = _groups(picture)
-    series = []
+    series: list[Series] = []
     for group in groups:
         x, y = (picture.positions[group.places, axis].round(2).tolist() for axis in (0, 1))
         rank = sum(one.colour is None for one in series)  # a group that has its colour takes none of the palette

@@ -40,7 +40,7 @@ def training(record: Record) -> Section:
             [curve(record.logged, name, name) for name in terms],
             "epoch",
             "loss",
-            flag=_moved([line["loss"] for line in record.logged], "rose"),
+            flag=moved([line["loss"] for line in record.logged], "rose"),
         )
     ]
     charts += [*_accuracy(record), *_small(record, SCHEDULES)]
@@ -58,7 +58,7 @@ def _accuracy(record: Record) -> list[Chart]:
         x = [0, max(epochs)]
         lines.append(Series("untrained, k = 20", x, [_rounded(untrained)] * 2, "#8a8f98", dashed=True))
         caption += " Dashed: the untrained network, as evaluated on all images."
-    flag = _moved([value for _, value in record.knn_on_the_way], "fell")
+    flag = moved([value for _, value in record.knn_on_the_way], "fell")
     return [Chart("knn", "kNN accuracy during training", caption, lines, "epoch", "per cent", flag=flag)]
 
 
@@ -69,14 +69,14 @@ def _untrained(record: Record) -> float | None:
     return value
 
 
-def _moved(values: list[float], word: Literal["rose", "fell"]) -> str:
+def moved(values: list[float], word: Literal["rose", "fell"]) -> str:
     """Says so if a curve that should not rise, or not fall, did, from its first tenth to its last."""
     few = max(1, int(ENDS * len(values)))
     if len(values) < 2:
         return ""
     first, last = float(np.mean(values[:few])), float(np.mean(values[-few:]))
-    moved = last > first if word == "rose" else last < first
-    return f"Here it {word}, from {first:.3g} to {last:.3g}." if moved else ""
+    did = last > first if word == "rose" else last < first
+    return f"Here it {word}, from {first:.3g} to {last:.3g}." if did else ""
 
 
 def _small(record: Record, wanted: tuple[tuple[str, str, str], ...]) -> list[Chart]:

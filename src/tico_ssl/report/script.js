@@ -58,7 +58,7 @@
   async function draw(plot) {
     const figure = data.figures[plot.id], narrow = plot.clientWidth < 480;
     const layout = merged(figure.layout, nested(theme()));
-    const square = figure.data[0]?.type === "heatmap" ? plot.clientWidth + 50 : figure.data[0]?.type === "scattergl" ? 400 : Infinity;
+    const square = figure.data[0]?.type === "heatmap" ? plot.clientWidth : figure.data[0]?.type === "scattergl" ? 400 : Infinity;
     if (narrow && layout.height > square) { layout.height = square; plot.style.height = `${square}px`; }
     if (touch.matches) {  // a finger on a figure scrolls the page
       layout.dragmode = false;

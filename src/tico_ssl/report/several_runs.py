@@ -9,13 +9,15 @@ from tico_ssl.report.html import Html, tag
 from tico_ssl.report.names import data_name, full_name
 from tico_ssl.report.page import Section, bulleted, command, figure, folded, paragraph, table
 from tico_ssl.report.published import PublishedTable, published_sections
-from tico_ssl.report.run_curves import curve
+from tico_ssl.report.run_curves import curve, moved
 from tico_ssl.results.comparison import Comparison, comparison_of
 from tico_ssl.results.metrics import USUAL
+from tico_ssl.results.reading import some
 from tico_ssl.results.record import KNN, Record
 from tico_ssl.results.table import Cell
 
 MOST_CURVES = 24  # in one figure
+FACTS = ("method", "seeds", "epochs", "seconds", "images/s")  # columns of the table that are no results
 CLOSE = 2.0  # points of accuracy that another seed may reverse
 
 
@@ -44,7 +46,8 @@ def header(title: str, comparisons: Mapping[str, Comparison], description: str) 
 
 def _sentences(comparison: Comparison) -> list[str]:
     runs = sum(len(group.records) for group in comparison.groups)
-    found = [f"{runs} runs of {len(comparison.groups)} recipes." if runs > 1 else "One run."]
+    recipes = f"{len(comparison.groups)} recipes" if len(comparison.groups) > 1 else "one recipe"
+    found = [f"{runs} runs of {recipes}." if runs > 1 else "One run."]
     if (by := comparison.headline) is None:
         return found
     sign = 1 if by.metric.better == "higher" else -1
@@ -83,43 +86,52 @@ def sections(
 
 
 def _table(comparison: Comparison) -> Section:
+    """Results before facts, so that a phone shows them."""
     names = {str(one): full_name(one) for one in comparison.shown}
-    head = [names.get(text, text) for text in comparison.head]
-    content = [paragraph("Click a heading to sort."), table(head, comparison.rows, sortable=True)]
+    columns = sorted(range(1, len(comparison.head)), key=lambda column: comparison.head[column] in FACTS)
+    head = [names.get(text, text) for text in (comparison.head[column] for column in (0, *columns))]
+    rows = [[row[column] for column in (0, *columns)] for row in comparison.rows]
+    content = [paragraph("Click a heading to sort."), table(head, rows, sortable=True)]
     return Section("table", "Table", [*content, bulleted(comparison.notes)])
 
 
 def curves(comparison: Comparison, mine: str = "") -> Section:
     """Curves of all runs in one figure; runs of one recipe share a colour. `mine` ends the names of its figures."""
-    charts = []
-    methods = {str(record.setting("method.name")) for group in comparison.groups for record in group.records}
-    unlike = "Losses of different methods are not comparable: each is scaled to its own range."
-    alike = "Should fall and then level off."
-    for key, of_metrics, title, caption in (
-        ("loss", True, "Loss", unlike if len(methods) > 1 else alike),
-        (KNN, False, "kNN accuracy during training", "The most reliable sign of progress."),
-        ("mean_cosine", True, "Cosine similarity of different images", "Near 1, a network has collapsed."),
-    ):
-        series = []
-        scaled = key == "loss" and len(methods) > 1
-        for number, group in enumerate(comparison.groups):
-            for record in group.records:
-                lines = record.logged if of_metrics else record.between_epochs
-                if any(key in line for line in lines):
-                    name = record.name if len(group.records) > 1 else group.name
-                    found = curve(lines, key, name)
-                    y = _of_its_range(found.y) if scaled else found.y
-                    series.append(Series(found.name, found.x, y, rank=number))
-        if series:
-            left_out = f" The first {MOST_CURVES} of {len(series)} runs." if len(series) > MOST_CURVES else ""
-            shown = series[:MOST_CURVES]
-            height = 340 + 10 * len(shown)
-            label = "loss, scaled to its range" if scaled else title
-            charts.append(
-                Chart(key.replace("_", "-") + mine, title, caption + left_out, shown, "epoch", label, height=height)
-            )
-    content = [figure(chart) for chart in charts] or [paragraph("Nothing has been logged yet.", class_="missing")]
-    return Section("curves", "Curves", content, charts)
+    charts = [
+        _curves(comparison, KNN, "kNN accuracy during training", "The most reliable sign of progress."),
+        _curves(comparison, "mean_cosine", "Cosine similarity of different images", "Near 1, a network has collapsed."),
+    ]
+    found = [replace(chart, key=chart.key + mine) for chart in (_losses(comparison), *charts) if chart.series]
+    content = [figure(chart) for chart in found] or [paragraph("Nothing has been logged yet.", class_="missing")]
+    return Section("curves", "Curves", content, found)
+
+
+def _losses(comparison: Comparison) -> Chart:
+    """Losses, each in its own range where methods differ; one that rises is flagged where it should fall."""
+    records = [record for group in comparison.groups for record in group.records]
+    if len({str(record.setting("method.name")) for record in records}) > 1:
+        text = "Losses of different methods are not comparable: each is scaled to its own range."
+        chart = _curves(comparison, "loss", "Loss", text)
+        scaled = [replace(series, y=_of_its_range(series.y)) for series in chart.series]
+        return replace(chart, series=scaled, y_label="loss, scaled to its range")
+    rising = [record.name for record in records if moved([line["loss"] for line in record.logged], "rose")]
+    chart = _curves(comparison, "loss", "Loss", "Should fall and then level off.")
+    return replace(chart, flag=f"Here it rose in {some(rising)}." if rising else "")
+
+
+def _curves(comparison: Comparison, key: str, title: str, caption: str) -> Chart:
+    """A metric of all runs that have logged it."""
+    series = []
+    for number, group in enumerate(comparison.groups):
+        for record in group.records:
+            lines = record.between_epochs if key == KNN else record.logged
+            if any(key in line for line in lines):
+                name = record.name if len(group.records) > 1 else group.name
+                series.append(replace(curve(lines, key, name), rank=number))
+    shown = series[:MOST_CURVES]
+    left_out = f" The first {MOST_CURVES} of {len(series)} runs." if len(series) > MOST_CURVES else ""
+    height = 340 + 10 * len(shown)
+    return Chart(key.replace("_", "-"), title, caption + left_out, shown, "epoch", title, height=height)
 
 
 def _of_its_range(values: Sequence[float | None]) -> list[float | None]:
