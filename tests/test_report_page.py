@@ -7,6 +7,7 @@ import hashlib
 import html
 import json
 import re
+import shlex
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from plotly.offline import get_plotlyjs
 from reports import knn, log_line, made_run, small_picture
 from test_published import made_run as published_run
 from tico_ssl.config import catalogue
+from tico_ssl.config.recipe import load_recipe
 from tico_ssl.features.picture import Images, Picture
 from tico_ssl.report import GALLERIES, atlas, headline, image_sections, report, run_curves, several_runs, static
 from tico_ssl.report.charts import HUES, OTHER, SHOWN_NAMES, Chart, as_plotly, mark
@@ -27,6 +29,7 @@ from tico_ssl.report.page import page
 from tico_ssl.results.comparison import read_comparison
 from tico_ssl.results.metrics import Metric, Quantity, declared
 from tico_ssl.results.reading import read_record
+from tico_ssl.results.run_folder import admit
 from tico_ssl.runtime.locks import alone_in
 
 NOTHING = "no images"
@@ -123,6 +126,7 @@ def test_a_stopped_run_says_where_and_how_to_go_on_with_itself(tmp_path):
     assert "stopped: epoch 1.5 of 2, step 15" in first.text
     assert "from the start" in first.text
     assert first.command == f"tico pretrain '{run.folder}/recipe.yaml' --out '{run.folder}' --resume"
+    admit(run.folder, load_recipe(shlex.split(first.command)[2]), resume=True, overwrite=False)  # it may go on so
     run.checkpoint_file.write_bytes(b"state")
     assert "from its last checkpoint" in findings(read_record(run.folder))[0].text
 

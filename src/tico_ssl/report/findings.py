@@ -43,16 +43,15 @@ def _unfinished(record: Record) -> Sentence:
     ago = duration(max(0.0, record.now - record.last_sign))
     where = f"epoch {record.epoch:.3g} of {record.epochs}" if record.metrics else "before its first logged step"
     step = f", step {record.metrics[-1]['step']:,}" if record.metrics else ""
-    kept = (
-        "from its last checkpoint" if record.run.checkpoint_file.is_file() else "from the start: it has no checkpoint"
-    )
+    saved = record.run.checkpoint_file.is_file()
+    kept = "from its last checkpoint" if saved else "from the start, since it has no checkpoint"
     text = f"The run stopped: {where}{step}, last activity {ago} ago. To resume it {kept}:"
     file, folder = (shlex.quote(str(path)) for path in (record.run.recipe_file, record.run.folder))
     return Sentence("bad", text, f"tico pretrain {file} --out {folder} --resume")
 
 
 def _ended(record: Record) -> bool:
-    """Whether the training has given its folder free: who trains writes so into the lock, and empties it at the end."""
+    """Whether the training has released its folder: it writes its name into the lock, and empties it at the end."""
     lock = record.run.folder / LOCK
     return lock.is_file() and lock.stat().st_size == 0
 
