@@ -1,6 +1,7 @@
 """The report: what it says of a run in any state, that data stay text, and that figures hold what was measured."""
 
 import base64
+import colorsys
 import html as stdlib_html
 import io
 import json
@@ -19,13 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from reports import EVIL, knn, log_line, made_run, small_picture, write_lines
 from tico_ssl import pretrain
 from tico_ssl.cli import main
-from tico_ssl.config.recipe import dump_recipe, load_recipe
 from tico_ssl.data.source import Source
 from tico_ssl.features import exploration
 from tico_ssl.features.extraction import Extracted
-from tico_ssl.features.picture import Images, Picture
+from tico_ssl.features.picture import Picture
 from tico_ssl.features.subjects import open_subject
 from tico_ssl.methods._base import Method
 from tico_ssl.methods.tico import Config, TiCo
@@ -45,45 +46,6 @@ from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import digest
 from tico_ssl.training import monitor
 from tico_ssl.training.checkpoint import Position
-
-EVIL = "<script>alert(1)</script>"
-
-
-def write_lines(path, lines) -> None:
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def log_line(step, epoch, **values) -> dict:
-    usual = {"loss": 1.0, "mean_cosine": 0.1, "largest_eigenvalue": 0.1, "participation_ratio": 50.0, "lr": 0.1}
-    clock = {"images_per_second": 100.0, "data_wait": 0.0, "seconds": float(step)}
-    return {"step": step, "epoch": epoch, **usual, **clock, **values}
-
-
-def made_run(folder, *, metrics=None, results=(), backbone=True, overrides=None, spectrum=()) -> Run:
-    """A run folder as training leaves it, without any training."""
-    recipe = load_recipe("demo", {"training.epochs": 2, "training.batch_size": 100, **(overrides or {})})
-    (folder / "checkpoints").mkdir(parents=True)
-    run = Run(folder)
-    run.recipe_file.write_text(dump_recipe(recipe))
-    (folder / "environment.json").write_text(
-        json.dumps({"gpu": None, "processor": "a CPU", "packages": {"torch": "2"}})
-    )
-    write_lines(run.metrics_file, [log_line(10, 1.0), log_line(20, 2.0)] if metrics is None else metrics)
-    write_lines(run.spectrum_file, spectrum)
-    if backbone:
-        run.backbone_file.write_bytes(b"weights")
-        made = {"checkpoint": digest(run.backbone_file), "data": {}, "settings": {}, "seconds": 1.0, "seed": 0}
-        write_lines(run.results_file, [made | result for result in results])
-    return run
-
-
-def knn(trained, untrained, **more) -> dict:
-    return {
-        "protocol": "knn",
-        "numbers": {"trained": {"top1_k20": trained}, "untrained": {"top1_k20": untrained}},
-        "data": {"test": 1_000},
-        **more,
-    }
 
 
 @pytest.fixture
@@ -168,7 +130,8 @@ def test_a_run_in_progress_and_one_that_stopped_say_so(page_alone, tmp_path):
     assert "stopped: epoch 1 of 2, last activity 2.0 h ago" in record.state
     assert "--resume" in record.state
     text = report(run.folder).read_text()
-    assert "The run is stopped: epoch 1 of 2" in text
+    assert "The run stopped: epoch 1 of 2, step 10, last activity 2.0 h ago. To resume it from the start" in text
+    assert f"<code>tico pretrain {run.folder}/recipe.yaml --out {run.folder} --resume</code>" in text
     assert "There is no backbone yet" in text
 
 
@@ -249,25 +212,6 @@ def test_labels_that_look_like_markup_are_text_for_plotly():
     assert "<script" not in json.dumps(as_plotly(chart))
 
 
-def small_picture(names, labelled=True) -> Picture:
-    """Eight points of two classes, one query with two neighbours, one of them of the other class."""
-    pixels = np.zeros((8, 8, 8, 3), dtype=np.uint8)
-    labels = np.array([0, 1] * 4) if labelled else None
-    two = np.array([0, 1]) if labelled else None
-    return Picture(
-        data="d",
-        classes=list(names) if labelled else [],
-        points=Images([EVIL] * 8, labels, pixels),
-        positions=np.arange(16.0).reshape(8, 2),
-        clusters=None if labelled else np.array([0, 1] * 4),
-        how="by hand",
-        queries=Images([EVIL], None if two is None else two[:1], pixels[:1]),
-        neighbours=Images([EVIL, "b"], two, pixels[:2]),
-        similarity=np.array([[0.9, 0.8]]),
-        confusion=np.array([[3, 1], [0, 4]]) if labelled else None,
-    )
-
-
 def test_a_class_called_script_is_text_everywhere(page_alone, tmp_path):
     run = made_run(tmp_path / "a", overrides={"description": EVIL, "data.source": EVIL})
     write_lines(run.bad_files_file, [{"file": EVIL, "reason": EVIL}])
@@ -275,7 +219,7 @@ def test_a_class_called_script_is_text_everywhere(page_alone, tmp_path):
     with mock.patch.object(exploration, "picture_of", lambda *_: small_picture([EVIL, "b"])):
         text = report(run.folder).read_text()
     assert EVIL not in text
-    assert text.count("<script") == 3  # the data, Plotly, and the page's own
+    assert text.count("<script") == 4  # the data, the map's images, Plotly, and the page's own
     assert stdlib_html.escape(EVIL) in text
 
 
@@ -304,9 +248,14 @@ def test_every_kind_of_figure_is_one_that_plotly_accepts(chart):
     assert chart.alt
 
 
-def test_more_than_eight_classes_differ_in_shape_where_colours_repeat():
-    marks = [(trace["marker"]["color"], trace["marker"]["symbol"]) for trace in as_plotly(POINTS)["data"]]
-    assert len(set(marks)) == 9
+def test_twelve_classes_differ_in_hue_and_more_in_shape():
+    many = Chart("p", "t", "c", [Series(str(i), [0.0], [1.0]) for i in range(24)], kind="points")
+    marks = [(trace["marker"]["color"], trace["marker"]["symbol"]) for trace in as_plotly(many)["data"]]
+    assert len(set(marks)) == 24
+    first = [colorsys.rgb_to_hls(*(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))) for colour, _ in marks[:12]]
+    hues = sorted(360 * hue for hue, _, _ in first)
+    assert min(b - a for a, b in zip(hues, [*hues[1:], hues[0] + 360])) > 10
+    assert all(0.2 < lightness < 0.75 and saturation > 0.3 for _, lightness, saturation in first)  # on white and black
 
 
 def test_figures_for_papers_are_svg_and_png(tmp_path):
@@ -660,13 +609,11 @@ def test_a_thousand_classes_are_cut_down_to_what_can_be_seen():
     names = [f"class {i}" for i in range(1000)]
     few = small_picture(names)
     many = Picture(**vars(few) | {"clusters": np.zeros(8, dtype=int), "confusion": np.eye(1000, dtype=int)})
-    section, thumbnails = image_sections.map_section(many)
-    assert [series.name for series in section.charts[0].series] == ["cluster 1"]
-    assert "1,000 classes are too many for colours" in section.charts[0].caption
-    assert thumbnails.notes[:2] == ["class 0", "class 1"]  # the card still says which
-    (bars,) = image_sections.classes(many).charts
+    bars, heat = image_sections.classes(many).charts
     assert len(bars.series[0].x) == image_sections.MOST_BARS
-    assert "40 hardest of 1,000" in bars.caption
+    assert "The 20 hardest and the 20 easiest of 1,000 classes" in bars.caption
+    assert len(heat.names) == image_sections.CONFUSED_CLASSES
+    assert "25 classes of 1,000" in heat.caption
 
 
 def test_colours_that_were_chosen_are_not_dashed():

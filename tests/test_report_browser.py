@@ -1,13 +1,18 @@
 """The report in a real browser: figures are drawn, images appear, tables sort, and nothing leaves the page."""
 
+import itertools
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from tico_ssl import evaluate, pretrain
 from tico_ssl.report import report
+from tico_ssl.report.image_sections import confusion_chart
+from tico_ssl.report.page import Section, figure
+from tico_ssl.report.page import page as page_of
 
 playwright = pytest.importorskip("playwright.sync_api")
 BROWSER = next(
@@ -151,11 +156,11 @@ def test_a_finger_on_the_map_shows_the_image_and_may_scroll(pages, opened):
 
 def test_names_that_look_like_markup_are_seen_as_text(pages, opened):
     page = opened(pages["one"]).page
-    legend = page.locator("#map .legendtext").all_text_contents()
-    assert sorted(legend) == sorted(COLOURS)
+    legend = page.locator(".legend button").all_inner_texts()
+    assert sorted(legend) == sorted(f"● {name} 20" for name in COLOURS)
     ticks = page.locator("#confusion .yaxislayer-above text").all_text_contents()
-    assert sorted(ticks) == sorted(COLOURS)
-    assert EVIL in page.inner_text("header")
+    assert sorted(ticks) == sorted(name if len(name) <= 22 else name[:21] + "…" for name in COLOURS)
+    assert EVIL[:4] in page.inner_text("header")
     assert page.locator("img[src='x']").count() == 0
 
 
@@ -229,3 +234,57 @@ def test_everything_has_a_name_for_those_who_do_not_see_it(pages, opened):
     assert page.evaluate("[...document.querySelectorAll('.plot')].every(p => p.getAttribute('aria-label').length > 10)")
     links = page.evaluate("[...document.querySelectorAll('nav a')].map(a => !!document.querySelector(a.hash))")
     assert all(links)
+
+
+def test_the_number_and_four_rows_of_neighbours_are_above_the_fold(pages, opened):
+    page = opened(pages["one"]).page
+    bottom = "element => element.getBoundingClientRect().bottom"
+    assert page.locator(".headline .big").evaluate(bottom) < 900
+    assert page.locator(".glimpse .row").count() == 4
+    assert page.locator(".glimpse .row").last.evaluate(bottom) < 900
+    assert page.locator(".headline .big").evaluate("element => parseFloat(getComputedStyle(element).fontSize)") >= 40
+
+
+def test_pointing_at_a_name_dims_the_other_groups_and_a_click_keeps_it_so(pages, opened):
+    page = opened(pages["one"]).page
+    opacity = "document.getElementById('map').data.map(trace => trace.marker.opacity)"
+    buttons, usual = page.locator(".legend button"), page.evaluate(opacity)
+    buttons.nth(1).hover()
+    page.wait_for_function("document.getElementById('map').dataset.shown === '1'")
+    dimmed = page.evaluate(opacity)
+    assert dimmed[1] == 1
+    assert max(dimmed[0], dimmed[2]) < 0.1
+    buttons.nth(1).click()
+    page.mouse.move(5, 5)
+    page.wait_for_timeout(200)
+    assert page.evaluate(opacity) == dimmed
+    assert buttons.nth(1).get_attribute("aria-pressed") == "true"
+    buttons.nth(1).click()
+    page.mouse.move(5, 5)
+    buttons.nth(1).blur()
+    page.wait_for_function("document.getElementById('map').dataset.shown === '-1'")
+    assert page.evaluate(opacity) == usual
+
+
+def test_a_phone_shows_untrained_beside_trained_and_whole_views(pages, opened):
+    page = opened(pages["one"], viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True).page
+    right = "elements => elements.map(element => element.getBoundingClientRect().right)"
+    heads = page.locator("#evaluations th")
+    assert {"trained", "untrained", "difference"} <= set(heads.all_inner_texts())
+    assert max(heads.evaluate_all(right)) <= 390
+    assert max(page.locator(".sheet img").evaluate_all(right)) <= 390
+    assert page.evaluate("[...document.querySelectorAll('.scroll')].every(s => s.scrollWidth <= s.clientWidth + 1)")
+
+
+def test_names_along_a_confusion_matrix_do_not_overlap(tmp_path, opened):
+    chart = confusion_chart([f"a name of class {i}" for i in range(50)], 100 * np.eye(50))
+    (tmp_path / "page.html").write_text(page_of("t", [], [Section("c", "C", [figure(chart)], [chart])]))
+    for width in (1280, 390):
+        page = opened(tmp_path / "page.html", viewport={"width": width, "height": 844}).page
+        for axis, ends in (("x", ("left", "right")), ("y", ("top", "bottom"))):
+            names = page.locator(f"#confusion .{axis}axislayer-above text")
+            boxes = names.evaluate_all(
+                "(found, ends) => found.map(one => ends.map(end => one.getBoundingClientRect()[end]))", ends
+            )
+            assert len(boxes) > 5
+            assert all(after[0] >= before[1] - 2 for before, after in itertools.pairwise(sorted(boxes)))

@@ -1,11 +1,11 @@
 """Runs as one HTML file that opens from disk, and as figures for papers. See docs/report.md.
 
 Runs are read by `results` and images embedded by `features`; here both are drawn:
-    findings                the main findings in sentences
+    findings, names         the main findings in sentences; names for people
     published               published results beside ours
     charts, static, atlas   figures for the browser, for papers, and sheets of thumbnails
     html, page              the document
-    one_run, run_curves, image_sections, several_runs   its sections
+    headline, one_run, run_curves, image_sections, evaluation_section, several_runs   its sections
 Nothing here imports torch, except to embed images for the map.
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tico_ssl.config.yaml_text import parse_yaml
 from tico_ssl.features.picture import Picture
-from tico_ssl.report import one_run, several_runs, static
+from tico_ssl.report import headline, one_run, several_runs, static
 from tico_ssl.report.page import Section, page
 from tico_ssl.report.published import beside_published
 from tico_ssl.results.comparison import grouped, read_comparison
@@ -55,15 +55,16 @@ def report(
         record = read_record(places[0])
         for what in record.damage:
             say(f"warning: {record.name}: {what}")
-        title, header = record.name, one_run.header(record)
-        tables = beside_published(grouped([record]))
-        sections, thumbnails = one_run.sections(record, _picture(record, data, points), tables)
+        picture, tables = _picture(record, data, points), beside_published(grouped([record]))
+        title, header = record.name, headline.header(record, picture)
+        sections, thumbnails = one_run.sections(record, picture, tables)
     else:
         comparison = read_comparison(places)
         named = [Path(places[0]).expanduser().resolve().name] if alone else [g.name for g in comparison.groups[:4]]
         title = ", ".join(named)
-        header = several_runs.header(title, comparison, _description(places[0]) if alone else "")
-        sections, thumbnails = several_runs.sections(comparison, beside_published(comparison.groups)), None
+        parts, tables = several_runs.by_data(comparison), beside_published(comparison.groups)
+        header = several_runs.header(title, parts, _description(places[0]) if alone else "")
+        sections, thumbnails = several_runs.sections(comparison, parts, tables), None
     return _write(folder, page(f"{title} · tico report", header, sections, thumbnails), sections)
 
 

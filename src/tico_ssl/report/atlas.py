@@ -10,8 +10,8 @@ from PIL import Image
 
 COLUMNS = 32
 PER_SHEET = COLUMNS * COLUMNS
-BUDGET = 9 << 20  # bytes of all sheets; base64 adds a third
-QUALITIES = (80, 65, 50, 35, 20)
+BUDGET = 17 << 18  # bytes of all sheets, 4.25 MiB; base64 adds a third, and the page has to stay below 10 MiB
+QUALITIES = (80, 65, 50, 40, 30, 20)
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def build_atlas(thumbnails: np.ndarray, budget: int = BUDGET) -> Atlas:
     return Atlas(side, count, []) if not count else build_atlas(_halved(thumbnails), budget if side > 8 else 1 << 40)
 
 
-def image_url(pixels: np.ndarray, quality: int = 85) -> str:
+def image_url(pixels: np.ndarray, quality: int = 75) -> str:
     """One image (height, width, 3) as a data URL."""
     return data_url(_webp(Image.fromarray(pixels), quality))
 

@@ -10,8 +10,17 @@ from typing import Any, Literal
 # Okabe and Ito's colour-blind safe palette, with a lighter blue, and grey for black, so that all are visible on white
 # and on near-black. Beyond eight series, marker shapes change.
 PALETTE = ("#1f83c4", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#9a8f00", "#8a8f98")
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon")
+# Points lie among each other, so neighbours of a map need more colours than lines: twelve hues, of which neighbours on
+# the colour wheel differ in lightness.
+HUES = (
+    *("#3760c9", "#fa8927", "#118d29", "#f471aa", "#8c6a00", "#07b8fe"),
+    *("#cb4644", "#0dc6a6", "#9b79ee", "#b4c21a", "#a449aa", "#0a7f8a"),
+)
+OTHER = "#a3a9b1"  # what has no colour of its own
+SYMBOLS = {"circle": "●", "square": "■", "diamond": "◆", "triangle-up": "▲", "cross": "✚", "x": "✖", "star": "★"}
+OPACITY = 0.75  # of a point
 DASHES = ("solid", "dash", "dot", "dashdot")
+SHOWN_NAMES, LONGEST_NAME = 25, 22  # labels on the axis of a heat map, and characters of each
 BEGUN, ENDED = (154, 165, 177), (213, 94, 0)  # colours of the first and the last epoch
 SHOWN_CELLS = 400  # with numbers in a heat map; more are illegible
 
@@ -55,6 +64,8 @@ class Chart:
     from_zero: bool = False
     """The y axis starts at zero."""
     height: int = 340
+    flag: str = ""
+    """What is not as the caption says that it should be."""
 
     @property
     def alt(self) -> str:
@@ -98,7 +109,7 @@ def as_plotly(chart: Chart) -> dict[str, Any]:
         "margin": {"l": 56, "r": 12, "t": 12, "b": 44},
         "xaxis": {"title": {"text": label(chart.x_label)}, "automargin": True},
         "yaxis": {"title": {"text": label(chart.y_label)}, "automargin": True},
-        "showlegend": len(chart.series) > 1 and chart.kind != "bars",
+        "showlegend": len(chart.series) > 1 and chart.kind == "lines",
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
         "hovermode": "x unified" if chart.kind == "lines" and not chart.log_x and not chart.marks else "closest",
     }
@@ -108,14 +119,14 @@ def as_plotly(chart: Chart) -> dict[str, Any]:
         layout["xaxis"] |= {"type": "log", "dtick": 1}
     if chart.log_y:
         layout["yaxis"] |= {"type": "log", "dtick": 1, "exponentformat": "power"}
-    if chart.kind == "points":
+    if chart.kind == "points":  # fill the width: axes of a map have no unit
         layout |= {"margin": {"l": 0, "r": 0, "t": 0, "b": 0}, "dragmode": "pan"}
-        layout["legend"] |= {"y": -0.02, "yanchor": "top", "itemsizing": "constant"}
-        layout["xaxis"], layout["yaxis"] = {"visible": False}, {"visible": False, "scaleanchor": "x"}
+        layout["xaxis"], layout["yaxis"] = {"visible": False}, {"visible": False}
     if chart.kind == "heat":
-        layout["yaxis"] |= {"autorange": "reversed", "scaleanchor": "x", "type": "category"}
+        layout["yaxis"] |= {"autorange": "reversed", "scaleanchor": "x", **_class_axis(chart.names)}
         layout["yaxis"] |= {"constrain": "domain", "constraintoward": "top"}
-        layout["xaxis"] |= {"constrain": "domain", "constraintoward": "left", "type": "category"}
+        layout["xaxis"] |= {"constrain": "domain", "constraintoward": "left", **_class_axis(chart.names)}
+        layout["xaxis"] |= {"tickangle": -90}  # side by side they collide
     if chart.kind == "bars":
         layout |= {"bargap": 0.35, "barcornerradius": 3, "margin": {"l": 56, "r": 36, "t": 12, "b": 44}}
         layout["yaxis"] |= {"type": "category", "autorange": "reversed", "ticksuffix": "  "}
@@ -123,14 +134,34 @@ def as_plotly(chart: Chart) -> dict[str, Any]:
     return {"data": data, "layout": layout}
 
 
-def style(series: Series, number: int) -> tuple[str, int]:
+def style(chart: Chart, series: Series, number: int) -> tuple[str, int]:
     """The colour of a series, and how often the palette has been used up: then dashes and shapes differ."""
+    palette = HUES if chart.kind == "points" else PALETTE
     number = number if series.rank is None else series.rank
-    return (series.colour, 0) if series.colour else (PALETTE[number % len(PALETTE)], number // len(PALETTE))
+    return (series.colour, 0) if series.colour else (palette[number % len(palette)], number // len(palette))
+
+
+def mark(chart: Chart, series: Series, number: int) -> tuple[str, str]:
+    """The colour and the shape of the points of a series."""
+    colour, turn = style(chart, series, number)
+    return colour, list(SYMBOLS)[turn % len(SYMBOLS)]
+
+
+def shown_names(names: Sequence[str]) -> tuple[list[int], list[str]]:
+    """The classes whose names fit on the axis of a heat map, evenly spaced, and these names, the long ones cut."""
+    places = list(range(0, len(names), -(-len(names) // SHOWN_NAMES) or 1))
+    cut = [name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…" for name in names]
+    return places, [cut[place] for place in places]
+
+
+def _class_axis(names: Sequence[str]) -> dict[str, Any]:
+    places, texts = shown_names(names)
+    at = [label(names[place]) for place in places]  # not the places, which a class may be called like
+    return {"type": "category", "tickmode": "array", "tickvals": at, "ticktext": [label(text) for text in texts]}
 
 
 def _line(chart: Chart, series: Series, number: int) -> dict[str, Any]:
-    colour, turn = style(series, number)
+    colour, turn = style(chart, series, number)
     trace: dict[str, Any] = {
         "type": "scatter",
         "mode": "markers" if len(series.x) < 2 else "lines+markers" if chart.marks else "lines",
@@ -155,7 +186,7 @@ def _bars(chart: Chart, series: Series, number: int) -> dict[str, Any]:
         "name": label(series.name),
         "y": [label(str(name)) for name in series.x],
         "x": list(series.y),
-        "marker": {"color": style(series, number)[0]},
+        "marker": {"color": style(chart, series, number)[0]},
         "hovertemplate": "%{y}: %{x:.4~g}<extra></extra>",
         "texttemplate": "%{x:.3~g}",
         "textposition": "outside",
@@ -165,7 +196,7 @@ def _bars(chart: Chart, series: Series, number: int) -> dict[str, Any]:
 
 
 def _points(chart: Chart, series: Series, number: int) -> dict[str, Any]:
-    colour, turn = style(series, number)
+    colour, symbol = mark(chart, series, number)
     return {
         "type": "scattergl",
         "mode": "markers",
@@ -173,7 +204,7 @@ def _points(chart: Chart, series: Series, number: int) -> dict[str, Any]:
         "x": list(series.x),
         "y": list(series.y),
         "customdata": list(series.places or ()),
-        "marker": {"color": colour, "size": 5, "opacity": 0.75, "symbol": SYMBOLS[turn % len(SYMBOLS)]},
+        "marker": {"color": colour, "size": 5, "opacity": OPACITY, "symbol": symbol},
         "hoverinfo": "none",
     }
 

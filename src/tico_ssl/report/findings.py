@@ -1,24 +1,27 @@
 """The main findings in sentences: did pretraining help, did it collapse, how many dimensions are in use."""
 
+import shlex
 from typing import Literal, NamedTuple
 
-from tico_ssl.results.record import Record
-from tico_ssl.results.verdict import POINTS, verdict
+from tico_ssl.results.record import Record, duration
+from tico_ssl.results.verdict import POINTS, Verdict, verdict
+from tico_ssl.runtime.locks import LOCK
 
 Tone = Literal["good", "bad", "plain"]
 WAITING = 0.1  # share of the training time worth a sentence
 
 
 class Sentence(NamedTuple):
-    """A finding, and its tone."""
+    """A finding, its tone, and a command that follows from it."""
 
     tone: Tone
     text: str
+    command: str = ""
 
 
 def findings(record: Record) -> list[Sentence]:
     """What a reader should know first."""
-    found = [] if record.finished else [Sentence("plain" if record.running else "bad", f"The run is {record.state}.")]
+    found = [] if record.finished else [_unfinished(record)]
     found += [*_help(record), _collapse(record), *_rank(record)]
     share = record.waiting_seconds / record.training_seconds if record.training_seconds else 0.0
     if share > WAITING:
@@ -28,9 +31,34 @@ def findings(record: Record) -> list[Sentence]:
     return found
 
 
+def decided(record: Record) -> Verdict | None:
+    """The verdict on a run by its current results."""
+    return verdict(record.current_results.values())
+
+
+def _unfinished(record: Record) -> Sentence:
+    """How far a run has come, and if it has stopped, how to go on with it."""
+    if record.running and not _ended(record):
+        return Sentence("plain", f"The run is {record.state}.")
+    ago = duration(max(0.0, record.now - record.last_sign))
+    where = f"epoch {record.epoch:.3g} of {record.epochs}" if record.metrics else "before its first logged step"
+    step = f", step {record.metrics[-1]['step']:,}" if record.metrics else ""
+    saved = record.run.checkpoint_file.is_file()
+    kept = "from its last checkpoint" if saved else "from the start, since it has no checkpoint"
+    text = f"The run stopped: {where}{step}, last activity {ago} ago. To resume it {kept}:"
+    file, folder = (shlex.quote(str(path)) for path in (record.run.recipe_file, record.run.folder))
+    return Sentence("bad", text, f"tico pretrain {file} --out {folder} --resume")
+
+
+def _ended(record: Record) -> bool:
+    """Whether the training has released its folder: it writes its name into the lock, and empties it at the end."""
+    lock = record.run.folder / LOCK
+    return lock.is_file() and lock.stat().st_size == 0
+
+
 def _help(record: Record) -> list[Sentence]:
-    if (decided := verdict(record.current_results.values())) is not None:
-        return [Sentence("good" if decided.helped else "plain" if decided.undecided else "bad", str(decided))]
+    if (found := decided(record)) is not None:
+        return [Sentence("good" if found.helped else "plain" if found.undecided else "bad", str(found))]
     if len(curve := record.knn_on_the_way) > 1:
         (first, before), (last, after) = curve[0], curve[-1]
         moved = "rose" if after > before else "fell" if after < before else "stayed"

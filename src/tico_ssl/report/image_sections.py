@@ -1,57 +1,81 @@
 """The sections of a report that show images: the map, the nearest neighbours, and the classes."""
 
+from typing import NamedTuple
+
 import numpy as np
 
-from tico_ssl.features.picture import NEIGHBOURS, VOTERS, Images, Picture
+from tico_ssl.features.picture import MOST_COLOURS, NEIGHBOURS, VOTERS, Images, Picture
 from tico_ssl.report.atlas import build_atlas, image_url
-from tico_ssl.report.charts import Chart, Series
+from tico_ssl.report.charts import HUES, OTHER, Chart, Series
 from tico_ssl.report.html import Html, tag
 from tico_ssl.report.page import Section, Thumbnails, figure, folded, paragraph, table
 from tico_ssl.results.table import Cell
 
-MOST_CLASSES = 50  # in a confusion matrix; with more, the table of mistakes is clearer
+MOST_CLASSES, CONFUSED_CLASSES = 50, 25  # in a confusion matrix; of more, those that are confused most
 MOST_BARS = 40  # classes whose accuracy is drawn
 SHORT_GALLERY = 12  # rows shown at first, as in the style sheet
 
 
 def map_section(picture: Picture) -> tuple[Section, Thumbnails]:
     """A map of the embedding with the image on hover."""
-    labels = picture.points.labels if picture.clusters is None else picture.clusters
-    assert labels is not None
-    names = picture.classes if picture.clusters is None else [f"cluster {i + 1}" for i in range(int(labels.max()) + 1)]
-    series = []
-    for number, name in enumerate(names):
-        places = np.flatnonzero(labels == number)
-        if len(places):
-            x, y = (picture.positions[places, axis].round(2).tolist() for axis in (0, 1))
-            series.append(Series(name, x, y, places=places.tolist(), rank=number))
-    colours = "class" if picture.clusters is None else "cluster (k-means)"
-    if picture.clusters is not None and picture.classes:
-        colours += f", since {len(picture.classes):,} classes are too many for colours"
+    groups, colours = _groups(picture)
+    series: list[Series] = []
+    for group in groups:
+        x, y = (picture.positions[group.places, axis].round(2).tolist() for axis in (0, 1))
+        rank = sum(one.colour is None for one in series)  # a group that has its colour takes none of the palette
+        series.append(Series(group.name, x, y, group.colour, places=group.places.tolist(), rank=rank))
     chart = Chart(
         "map",
         "Map of the embedding",
         f"{picture.how}; coloured by {colours}. Images with similar features lie close together. Point at one to "
-        "see it, or move between images with the arrow keys.",
+        "see it, or move between images with the arrow keys; point at a name below to see where its images are.",
         series,
         kind="points",
         height=620,
     )
-    shown = [names[label] for label in labels]
-    known = picture.points.labels
-    notes = shown if known is None else [picture.classes[label] for label in known]
+    known, notes = picture.points.labels, [""] * len(picture.positions)
+    for group in groups:
+        for place in group.places.tolist():
+            notes[place] = group.name if known is None else picture.classes[known[place]]
     thumbnails = Thumbnails(build_atlas(picture.points.thumbnails), picture.points.names, notes)
     hint = tag("div", tag("canvas", width=96, height=96), tag("p", ""), tag("p", ""), class_="card", hidden=True)
     return Section("embedding", "Embedding", [figure(chart, hint)], [chart]), thumbnails
 
 
+class Group(NamedTuple):
+    """Points of a map with one colour and shape: a class, a cluster, or all that have none of their own."""
+
+    name: str
+    places: np.ndarray
+    colour: str | None = None
+
+
+def _groups(picture: Picture) -> tuple[list[Group], str]:
+    """The groups of a map, and what they are: classes, of many the most frequent; clusters where there are none."""
+    if picture.points.labels is None:
+        assert picture.clusters is not None
+        count = int(picture.clusters.max()) + 1
+        return _named(picture.clusters, [f"cluster {i + 1}" for i in range(count)]), "cluster (k-means)"
+    groups = _named(picture.points.labels, picture.classes)
+    if len(groups) <= MOST_COLOURS:
+        return groups, "class"
+    frequent = sorted(groups, key=lambda group: -len(group.places))[: len(HUES)]
+    names = {group.name for group in frequent}
+    rest = [group for group in groups if group.name not in names]
+    others = Group(f"{len(rest):,} other classes", np.sort(np.concatenate([group.places for group in rest])), OTHER)
+    shown = [group for group in groups if group.name in names]
+    return [others, *shown], f"class, the {len(shown)} most frequent of {len(groups):,}"
+
+
+def _named(labels: np.ndarray, names: list[str]) -> list[Group]:
+    found = [Group(name, np.flatnonzero(labels == number)) for number, name in enumerate(names)]
+    return [group for group in found if len(group.places)]
+
+
 def gallery(picture: Picture) -> Section:
     """Test images with their nearest training images."""
-    per = len(picture.similarity[0]) if len(picture.similarity) else NEIGHBOURS
-    rows = [
-        _gallery_row(picture, number, slice(number * per, (number + 1) * per))
-        for number in range(len(picture.queries.names))
-    ]
+    per = _per_query(picture)
+    rows = [gallery_row(picture, number) for number in range(len(picture.queries.names))]
     text = f"Test images (left) and the {per} training images nearest to them by cosine similarity."
     controls = Html("")
     if picture.classes:
@@ -69,7 +93,14 @@ def gallery(picture: Picture) -> Section:
     return Section("neighbours", "Neighbours", content[: 4 if len(rows) > SHORT_GALLERY else 3])
 
 
-def _gallery_row(picture: Picture, number: int, at: slice) -> Html:
+def _per_query(picture: Picture) -> int:
+    return len(picture.similarity[0]) if len(picture.similarity) else NEIGHBOURS
+
+
+def gallery_row(picture: Picture, number: int) -> Html:
+    """A test image and its neighbours."""
+    per = _per_query(picture)
+    at = slice(number * per, (number + 1) * per)
     label = None if picture.queries.labels is None else int(picture.queries.labels[number])
     near = [_neighbour(picture, place, label, number) for place in range(at.start, at.stop)]
     wrong = label is not None and any(int(other) != label for other in _labels(picture.neighbours, at))
@@ -110,9 +141,7 @@ def classes(picture: Picture) -> Section:
         text = "Class accuracy needs one class per image, for example from class folders."
         return Section("classes", "Classes", [paragraph(text, class_="missing")])
     share = 100 * picture.confusion / np.maximum(picture.confusion.sum(1), 1)[:, None]
-    charts = [_class_accuracy(picture.classes, picture.confusion, share)]
-    if len(picture.classes) <= MOST_CLASSES:
-        charts.append(confusion_chart(picture.classes, share))
+    charts = [_class_accuracy(picture.classes, picture.confusion, share), confusion_chart(picture.classes, share)]
     content = [figure(chart) for chart in charts]
     if rows := common_mistakes(picture.classes, share):
         content.append(folded("The ten most common mistakes", table(["class", "predicted as", "share"], rows)))
@@ -123,10 +152,13 @@ def _class_accuracy(names: list[str], confusion: np.ndarray, share: np.ndarray) 
     """Accuracy of the classes with test images, the hardest first."""
     counts, right = confusion.sum(1), np.diag(share)
     seen = np.flatnonzero(counts)
-    order = seen[np.argsort(right[seen], kind="stable")][:MOST_BARS]
+    order = seen[np.argsort(right[seen], kind="stable")]
+    if many := len(seen) > MOST_BARS:
+        order = np.concatenate([order[: MOST_BARS // 2], order[-MOST_BARS // 2 :]])
     total = 100 * np.trace(confusion) / max(1, counts.sum())
     vote = f"kNN with k = {VOTERS} on {int(counts.sum()):,} test images: {total:.1f} % accuracy."
-    first = "Hardest classes first." if len(order) == len(seen) else f"The {len(order)} hardest of {len(seen):,}."
+    some = f"The {MOST_BARS // 2} hardest and the {MOST_BARS // 2} easiest of {len(seen):,} classes."
+    first = some if many else "Hardest classes first."
     return Chart(
         "class-accuracy",
         "Accuracy per class",
@@ -139,19 +171,33 @@ def _class_accuracy(names: list[str], confusion: np.ndarray, share: np.ndarray) 
 
 
 def confusion_chart(names: list[str], share: np.ndarray) -> Chart:
-    """The confusion matrix, in per cent of every true class."""
+    """The confusion matrix, in per cent of every true class; of many classes, those that are confused most."""
+    text = "Per cent of the images of each true class (row) by predicted class (column)."
+    if len(names) > MOST_CLASSES:
+        shown = most_confused(share, CONFUSED_CLASSES)
+        text = f"The {len(shown)} classes of {len(names):,} that are confused most with each other. {text}"
+        names, share = [names[place] for place in shown], share[np.ix_(shown, shown)]
     return Chart(
         "confusion",
         "Confusion matrix",
-        "Per cent of the images of each true class (row) by predicted class (column).",
+        text,
         [],
         "predicted class",
         "true class",
         kind="heat",
         cells=share.round(1).tolist(),
         names=names,
-        height=560,
+        height=min(680, 300 + 16 * len(names)),
     )
+
+
+def most_confused(share: np.ndarray, count: int) -> list[int]:
+    """The classes of the largest shares of confusions, in their order; the rest are the first classes."""
+    wrong = share * (1 - np.eye(len(share)))
+    worst = np.argsort(-wrong, axis=None, kind="stable")[: count**2]  # so many pairs have enough classes
+    pairs = np.dstack(np.unravel_index(worst, wrong.shape))[0]
+    found = dict.fromkeys(int(place) for pair in pairs if wrong[tuple(pair)] > 0 for place in pair)
+    return sorted([*dict.fromkeys([*found, *range(len(share))])][:count])
 
 
 def common_mistakes(names: list[str], share: np.ndarray) -> list[list[Cell | Html | str]]:

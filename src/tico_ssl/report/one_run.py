@@ -2,69 +2,21 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import yaml
+from PIL import Image
 
-from tico_ssl.config import catalogue
 from tico_ssl.features.picture import Picture
-from tico_ssl.report.atlas import data_url
-from tico_ssl.report.findings import findings
+from tico_ssl.report.atlas import image_url
+from tico_ssl.report.evaluation_section import Rows, evaluations
 from tico_ssl.report.html import Html, tag
 from tico_ssl.report.image_sections import classes, gallery, map_section
 from tico_ssl.report.page import Section, Thumbnails, bulleted, command, folded, paragraph, table
-from tico_ssl.report.published import PublishedTable, published_section
+from tico_ssl.report.published import PublishedTable, published_sections
 from tico_ssl.report.run_curves import covariance, time_section, training
-from tico_ssl.results.metrics import USUAL, measurements
-from tico_ssl.results.record import Line, Record, duration
-from tico_ssl.results.table import Cell
-from tico_ssl.runtime.fallbacks import sentence
+from tico_ssl.results.record import Record
 
-Rows = list[list[Cell | Html | str]]
-DATA_WORDS = {"source": "data", "train": "training images", "test": "test images"}
-
-
-def header(record: Record) -> list[Html]:
-    """Method, data, duration, throughput, and the findings."""
-    facts = {
-        "method": record.setting("method.name", "?"),
-        "data": _source(record),
-        "backbone": record.setting("backbone.name", "?"),
-        "epochs": f"{record.epoch:.4g} of {record.epochs}",
-        "batch size": f"{record.setting('training.batch_size', '?')} images",
-        "training": duration(record.seconds) if record.logged else "not started",
-        "throughput": f"{record.images_per_second:,.0f} images/s" if record.images_per_second else "unknown",
-        "machine": str(record.environment.get("gpu") or record.environment.get("processor") or "unknown"),
-        **_fallbacks(record),
-    }
-    return [
-        tag("p", "tico report", class_="kicker"),
-        tag("h1", record.name),
-        paragraph(record.setting("description") or "", class_="lead") if record.setting("description") else Html(""),
-        tag(
-            "ul",
-            [tag("li", s.text.replace(" %", "\u00a0%"), class_=s.tone) for s in findings(record)],
-            class_="verdict",
-            aria_label="Verdict",
-        ),
-        tag(
-            "dl", [tag("div", tag("dt", name), tag("dd", str(value))) for name, value in facts.items()], class_="facts"
-        ),
-    ]
-
-
-def _fallbacks(record: Record) -> dict[str, str]:
-    """The execution of steps after a fallback, and the reason."""
-    lines = [line for line in record.metrics if isinstance(line.get("fallback"), dict)]
-    reasons = {what: reason for line in lines for what, reason in line["fallback"].items()}
-    if not reasons:
-        return {}
-    why = "; ".join(sentence(what, reason) for what, reason in reasons.items())
-    return {"steps": f"{lines[-1].get('execution', '?')} ({why})"}
-
-
-def _source(record: Record) -> str:
-    source, limit = record.setting("data.source", "?"), record.setting("data.limit")
-    name = " + ".join(map(str, source)) if isinstance(source, list) else str(source)
-    return name if limit is None else f"{name}, {limit:,} images"
+PITCH, GAP = 132, 4  # pixels from one image of a contact sheet to the next, and of the space between them
 
 
 def sections(
@@ -79,7 +31,7 @@ def sections(
     else:
         mapped, thumbnails = map_section(picture)
         found += [mapped, gallery(picture), classes(picture)]
-    found += [evaluations(record), *([published_section(tables)] if tables else [])]
+    found += [evaluations(record), *published_sections(tables)]
     found += [time_section(record), recipe_section(record), trouble(record)]
     return found, thumbnails
 
@@ -90,70 +42,19 @@ def views(record: Record) -> Section:
     if not sheet.is_file():
         return Section("views", "Views", [paragraph("The run has no contact sheet (views.png).", class_="missing")])
     text = "Top row: images of the first batch. Below: their augmented views. The images should still be recognisable."
-    picture = tag("img", src=data_url(sheet.read_bytes(), "image/png"), alt="Contact sheet: originals and views")
-    return Section("views", "Views", [tag("figure", tag("figcaption", text), picture, class_="sheet")])
+    try:
+        pixels = np.asarray(Image.open(sheet).convert("RGB"))
+    except OSError as error:
+        return Section("views", "Views", [paragraph(f"The contact sheet cannot be read: {error}.", class_="missing")])
+    halves = [tag("img", src=image_url(half), alt="Contact sheet: originals and views") for half in _halves(pixels)]
+    return Section("views", "Views", [tag("figure", tag("figcaption", text), tag("div", halves), class_="sheet")])
 
 
-def evaluations(record: Record) -> Section:
-    """All results with their protocols, and the commands for missing ones."""
-    content: list[Html] = []
-    representations = list(dict.fromkeys(name for result in record.results for name in result["numbers"]))
-    head = ["protocol", "metric", *representations, "how"]
-    rows: Rows = []
-    earlier: Rows = []
-    for result in record.newest_results:
-        kept = rows if result.get("checkpoint") == record.checkpoint else earlier
-        for found in measurements(result["protocol"], result["numbers"]):
-            cells = [Cell(found.text(name), found.values.get(name)) for name in representations]
-            kept.append([result["protocol"], found.title, *cells, _protocol(result)])
-    if rows:
-        content += [paragraph(_beside(record)), table(head, rows, sortable=True)]
-    if earlier:
-        content.append(folded("Results of earlier checkpoints", table(head, earlier, sortable=True)))
-    return Section("evaluations", "Evaluations", content + _missing(record))
-
-
-def _beside(record: Record) -> str:
-    """What the columns are."""
-    text = "The trained backbone beside the same architecture untrained."
-    models: dict[str, str] = {}
-    for result in record.current_results.values():
-        models |= {name: str(one.get("model", "?")) for name, one in _against(result).items()}
-    if models.pop("initial", None):
-        text += " initial: the weights that it started from, over which it has to gain."
-    return " ".join([text, *(f"{name}: {model}." for name, model in models.items())])
-
-
-def _against(result: Line) -> dict[str, Line]:
-    """The models that a result compares with, by column."""
-    found = result.get("data", {}).get("against", {})
-    return {name: one for name, one in found.items() if isinstance(one, dict)} if isinstance(found, dict) else {}
-
-
-def _missing(record: Record) -> list[Html]:
-    """Missing evaluations, with the commands that run them."""
-    if not record.run.backbone_file.is_file():
-        when = "yet" if record.checkpoint is None else "any more: its weights are gone"
-        return [paragraph(f"There is no backbone to evaluate {when}.", class_="missing")]
-    content = []
-    if missing := [name for name in USUAL if name not in record.current_results]:
-        text = "Not measured yet" if not record.results else "Not measured for the current backbone"
-        typed = command(f"tico evaluate {record.run.folder} {' '.join(missing)}")
-        content.append(paragraph(f"{text}: ", ", ".join(missing), ". Run ", typed))
-    if others := [name for name in catalogue.entries("evaluations") if name not in {*record.current_results, *USUAL}]:
-        listing = command("tico list evaluations")
-        text = paragraph("Also available: ", ", ".join(others), ". ", listing, " describes them.")
-        content.append(folded("Other protocols", text))
-    return content
-
-
-def _protocol(result: Line) -> Html:
-    data, settings = result.get("data", {}), result.get("settings", {})
-    lines = [f"{DATA_WORDS.get(key, key)}: {value}" for key, value in data.items() if key != "against"]
-    lines += [f"{name}: {', '.join(map(str, one.values()))}" for name, one in _against(result).items()]
-    lines += [f"{key}: {value}" for key, value in settings.items()]
-    lines += [f"took {duration(float(result.get('seconds', 0)))}", f"checkpoint {result.get('checkpoint', '?')}"]
-    return folded("settings", bulleted(lines))
+def _halves(sheet: np.ndarray) -> list[np.ndarray]:
+    """The left and the right half of the columns, one below the other on a phone; whole if there are few."""
+    columns = (sheet.shape[1] + GAP) // PITCH
+    middle = -(-columns // 2) * PITCH
+    return [sheet] if columns < 2 else [sheet[:, : middle - GAP], sheet[:, middle:]]
 
 
 def recipe_section(record: Record) -> Section:

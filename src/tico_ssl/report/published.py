@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from tico_ssl.report.html import Html, tag
-from tico_ssl.report.page import Section, bulleted, paragraph, table
+from tico_ssl.report.page import Section, bulleted, folded, paragraph, table
 from tico_ssl.results.comparison import Group
 from tico_ssl.results.record import Line, Record
 from tico_ssl.results.table import Cell
@@ -224,8 +224,10 @@ def _differences(entry: Table, group: Group, protocol: str) -> list[str]:
     return found
 
 
-def published_section(tables: Sequence[PublishedTable]) -> Section:
-    """The published results beside those of the runs."""
+def published_sections(tables: Sequence[PublishedTable]) -> list[Section]:
+    """The published results beside those of the runs, folded: they are for those who ask; none without any."""
+    if not tables:
+        return []
     head = ["published", "result", "epochs", "batch", "run", "result", "epochs", "batch", "further differences"]
     content: list[Html] = []
     for found in tables:
@@ -249,7 +251,8 @@ def published_section(tables: Sequence[PublishedTable]) -> Section:
             table(head, rows),
         ]
     text = "Not compared: learning rates, schedules, heads and most augmentations. See the recipe's description."
-    return Section("published", "Published results", [*content, paragraph(text)])
+    inner = folded("Published results beside these", *content, paragraph(text))
+    return [Section("published", "Published results", [inner])]
 
 
 def _given(number: int | None) -> Cell:

@@ -1,20 +1,22 @@
 """The curves of a run: loss, accuracy, spread of the embeddings, and where the time went."""
 
 import itertools
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from tico_ssl.report.charts import Chart, Series, over_time
+from tico_ssl.report.findings import WAITING
 from tico_ssl.report.html import Html, tag
 from tico_ssl.report.page import Section, figure, paragraph
-from tico_ssl.results.record import Line, Record
+from tico_ssl.results.record import KNN, Line, Record
 
 MOST_POINTS = 2_000  # of a curve: a screen shows no more
 MOMENTS = 10  # spectra in one figure
 NO_TERMS = {"embedding_std", "mean_cosine", "participation_ratio", "largest_eigenvalue", "ema_decay", "lr", "fixed_lr"}
+ENDS = 0.1  # of a curve, over which its first and last values are averaged
 SCHEDULES = (
-    ("lr", "Learning rate", "Linear warm-up, then decay by a cosine or in steps."),
+    ("lr", "Learning rate", "By the recipe's schedule."),
     ("ema_decay", "EMA decay of the target network", "Near 1 the target hardly changes."),
 )
 SPREADS = (
@@ -38,21 +40,43 @@ def training(record: Record) -> Section:
             [curve(record.logged, name, name) for name in terms],
             "epoch",
             "loss",
+            flag=moved([line["loss"] for line in record.logged], "rose"),
         )
     ]
-    if knn := _knn_names(record):
-        charts.append(
-            Chart(
-                "knn",
-                "kNN accuracy during training",
-                "On a subset of the data. The most reliable sign of progress.",
-                [curve(record.between_epochs, name, words) for name, words in knn.items()],
-                "epoch",
-                "per cent",
-            )
-        )
-    charts += _small(record, SCHEDULES)
+    charts += [*_accuracy(record), *_small(record, SCHEDULES)]
     return Section("training", "Training", [_pair(charts)], charts)
+
+
+def _accuracy(record: Record) -> list[Chart]:
+    """kNN during training, beside the untrained network."""
+    if not (knn := _knn_names(record)):
+        return []
+    lines = [curve(record.between_epochs, name, words) for name, words in knn.items()]
+    caption = "On some of the images. The most reliable sign of progress."
+    epochs = [epoch for line in lines for epoch in line.x if epoch is not None]
+    if (untrained := _untrained(record)) is not None and epochs:
+        x = [0, max(epochs)]
+        lines.append(Series("untrained, k = 20", x, [_rounded(untrained)] * 2, "#8a8f98", dashed=True))
+        caption += " Dashed: the untrained network, as evaluated on all images."
+    flag = moved([value for _, value in record.knn_on_the_way], "fell")
+    return [Chart("knn", "kNN accuracy during training", caption, lines, "epoch", "per cent", flag=flag)]
+
+
+def _untrained(record: Record) -> float | None:
+    """kNN accuracy of the untrained network, where it has been evaluated."""
+    numbers = record.current_results.get("knn", {}).get("numbers", {}).get("untrained", {})
+    value: float | None = numbers.get(KNN.removeprefix("knn_"))
+    return value
+
+
+def moved(values: list[float], word: Literal["rose", "fell"]) -> str:
+    """Says so if a curve that should not rise, or not fall, did, from its first tenth to its last."""
+    few = max(1, int(ENDS * len(values)))
+    if len(values) < 2:
+        return ""
+    first, last = float(np.mean(values[:few])), float(np.mean(values[-few:]))
+    did = last > first if word == "rose" else last < first
+    return f"Here it {word}, from {first:.3g} to {last:.3g}." if did else ""
 
 
 def _small(record: Record, wanted: tuple[tuple[str, str, str], ...]) -> list[Chart]:
@@ -155,6 +179,7 @@ def time_section(record: Record) -> Section:
             "seconds",
             kind="bars",
             height=240,
+            flag=f"Here it is {waiting / steps:.0%}." if waiting > WAITING * steps else "",
         ),
         Chart(
             "speed",

@@ -1,9 +1,18 @@
 "use strict";
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
+  let data = { figures: {} };
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const touch = matchMedia("(pointer: coarse)");
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  async function unpacked(id) {
+    const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (letter) => letter.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  }
+  async function loadPlotly() {  // the page's policy has the hash of the script, and lets no other run
+    const script = document.createElement("script");
+    script.textContent = await unpacked("plotly");
+    document.head.append(script);
+  }
   const plots = () => [...document.querySelectorAll(".plot")].filter((plot) => data.figures[plot.id]);
 
   // Figures. Their ink and grid are the page's, so they follow it from light to dark and onto paper.
@@ -36,16 +45,27 @@
   }
   const heat = () => [[0, colour("raised")], [1, colour("heat")]];
 
+  // On a narrow screen the names along a heat map are fewer and shorter.
+  function thin(layout, width) {
+    for (const axis of [layout.xaxis, layout.yaxis]) {
+      const every = Math.ceil((axis.tickvals.length * 14) / (width - 110));
+      const kept = (list) => list.filter((_, place) => place % every === 0);
+      axis.tickvals = kept(axis.tickvals);
+      axis.ticktext = kept(axis.ticktext).map((text) => (/^[^&]{13,}$/.test(text) ? `${text.slice(0, 11)}…` : text));
+    }
+  }
+
   async function draw(plot) {
     const figure = data.figures[plot.id], narrow = plot.clientWidth < 480;
     const layout = merged(figure.layout, nested(theme()));
-    if (narrow && layout.height > 440) { layout.height = 440; plot.style.height = "440px"; }
+    const square = figure.data[0]?.type === "heatmap" ? plot.clientWidth : figure.data[0]?.type === "scattergl" ? 400 : Infinity;
+    if (narrow && layout.height > square) { layout.height = square; plot.style.height = `${square}px`; }
     if (touch.matches) {  // a finger on a figure scrolls the page
       layout.dragmode = false;
       layout.xaxis.fixedrange = layout.yaxis.fixedrange = true;
     }
     for (const trace of figure.data) {
-      if (trace.type === "heatmap") { trace.colorscale = heat(); if (narrow) trace.showscale = false; }
+      if (trace.type === "heatmap") { trace.colorscale = heat(); if (narrow) { trace.showscale = false; thin(layout, plot.clientWidth); } }
     }
     const config = {
       responsive: true, displaylogo: false, scrollZoom: plot.id === "map" && !narrow,
@@ -69,19 +89,18 @@
       await draw(plot);
       await new Promise((next) => setTimeout(next));  // let the page breathe between figures
     }
-    document.body.dataset.ready = "yes";
   }
 
   // The map: the image of a point in a card beside it, under the mouse or by arrow keys.
   function explore(plot) {
-    const images = data.images, card = plot.parentElement.querySelector(".card");
+    const images = data.images, sources = JSON.parse(document.getElementById("sheets").textContent), card = plot.parentElement.querySelector(".card");
     const [canvas, [name, note]] = [card.querySelector("canvas"), card.querySelectorAll("p")];
-    const sheets = images.sheets.map(() => null);
+    const sheets = sources.map(() => null);
     const order = plot.data.flatMap((trace, curve) => trace.customdata.map((_, point) => [curve, point]));
     let at = -1, wanted = -1;
 
     function sheet(number) {
-      if (!sheets[number]) { sheets[number] = new Image(); sheets[number].src = images.sheets[number]; }
+      if (!sheets[number]) { sheets[number] = new Image(); sheets[number].src = sources[number]; }
       return sheets[number];
     }
     async function show(place, x, y) {
@@ -132,6 +151,32 @@
       show(place, ...position(curve, point));
     });
     plot.addEventListener("blur", () => { card.hidden = true; });
+    highlight(plot);
+  }
+
+  // Its legend: pointing at a group, or going to it by the keyboard, dims the others; a click keeps it so.
+  function highlight(plot) {
+    const buttons = [...plot.parentElement.querySelectorAll(".legend button")], usual = plot.data.map((trace) => trace.marker.opacity);
+    let kept = -1, shown = -1, waiting = false;
+    function dim(number) {
+      shown = number;
+      if (waiting) return;  // a mouse crosses many groups in one frame
+      waiting = true;
+      requestAnimationFrame(() => {
+        waiting = false;
+        plot.dataset.shown = shown;
+        Plotly.restyle(plot, { "marker.opacity": usual.map((value, i) => (shown < 0 ? value : i === shown ? 1 : 0.06)) });
+      });
+    }
+    buttons.forEach((button, number) => {
+      for (const event of ["mouseenter", "focus"]) button.addEventListener(event, () => dim(number));
+      for (const event of ["mouseleave", "blur"]) button.addEventListener(event, () => dim(kept));
+      button.addEventListener("click", () => {
+        kept = kept === number ? -1 : number;
+        buttons.forEach((other, i) => other.setAttribute("aria-pressed", String(i === kept)));
+        dim(kept);
+      });
+    });
   }
 
   // Tables that sort: numbers by value, the rest by the alphabet; what is empty stays last.
@@ -187,7 +232,17 @@
   document.querySelectorAll("table.sortable").forEach(sortable);
   filter();
   follow();
-  if (window.Plotly) drawAll(); else document.body.dataset.ready = "yes";
+  async function start() {
+    if (window.DecompressionStream) {
+      data = JSON.parse(await unpacked("data"));
+      if (document.getElementById("plotly")) await loadPlotly().then(drawAll);
+    } else {
+      const text = "This browser is too old to draw figures. They are in the folder figures, beside this page.";
+      for (const plot of document.querySelectorAll(".plot")) plot.textContent = text;
+    }
+    document.body.dataset.ready = "yes";
+  }
+  start();
   dark.addEventListener("change", recolour);
 
   // Paper is white and narrow, and nothing on it can be opened.

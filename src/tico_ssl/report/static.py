@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from tico_ssl.report.charts import SHOWN_CELLS, Chart, Series, style
+from tico_ssl.report.charts import SHOWN_CELLS, Chart, Series, shown_names, style
 from tico_ssl.runtime.files import written_atomically
 
 DASHES = ("-", "--", ":", "-.")
-MARKS = ("o", "s", "D", "^", "P", "X", "*", "h")
+MARKS = ("o", "s", "D", "^", "P", "X", "*")
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -60,7 +60,7 @@ def _draw(axes: Any, chart: Chart) -> None:
         return
     draw = {"lines": _line, "bars": _bars, "points": _points}[chart.kind]
     for number, series in enumerate(chart.series):
-        draw(axes, chart, series, *style(series, number))
+        draw(axes, chart, series, *style(chart, series, number))
     if chart.from_zero:
         axes.set_ylim(bottom=0)
     if chart.kind == "points":
@@ -104,13 +104,13 @@ def _points(axes: Any, chart: Chart, series: Series, colour: str, turn: int) -> 
 
 
 def _heat(axes: Any, chart: Chart) -> None:
-    places = range(len(chart.names))
-    names = [_plain(name) for name in chart.names]
+    places, texts = shown_names(chart.names)
+    names = [_plain(name) for name in texts]
     axes.imshow(chart.cells, cmap="Blues", vmin=0)
     axes.grid(visible=False)
     axes.set_xticks(places, names, rotation=90, fontsize=7)
     axes.set_yticks(places, names, fontsize=7)
-    if len(names) ** 2 <= SHOWN_CELLS:
+    if len(chart.names) ** 2 <= SHOWN_CELLS:
         most = max((value for row in chart.cells for value in row), default=1.0)
         for row, values in enumerate(chart.cells):
             for column, value in enumerate(values):

@@ -1,0 +1,107 @@
+"""What a reader sees first: the number that decides, what it is against, some neighbours, and the facts of the run."""
+
+from tico_ssl.features.picture import Picture
+from tico_ssl.report.evaluation_section import between
+from tico_ssl.report.findings import decided, findings
+from tico_ssl.report.html import Html, tag
+from tico_ssl.report.image_sections import gallery_row
+from tico_ssl.report.names import column_name, data_name, full_name
+from tico_ssl.report.page import command, paragraph
+from tico_ssl.results.intervals import difference_interval, interval
+from tico_ssl.results.record import Line, Record, duration
+from tico_ssl.results.verdict import Verdict
+from tico_ssl.runtime.fallbacks import sentence
+
+GLIMPSES = 4  # rows of neighbours
+
+
+def header(record: Record, picture: Picture | str) -> list[Html]:
+    """The number, the findings, some neighbours, and the facts."""
+    said = [
+        tag("li", one.text.replace(" %", "\u00a0%"), *_typed(one.command), class_=one.tone) for one in findings(record)
+    ]
+    facts = [tag("div", tag("dt", name), tag("dd", value)) for name, value in facts_of(record).items()]
+    verdict = tag("ul", said, class_="verdict", aria_label="Verdict")
+    return [
+        tag("p", "tico report", class_="kicker"),
+        tag("h1", record.name),
+        tag("div", tag("div", *_number(record), verdict), _glimpse(picture), class_="first"),
+        tag("dl", facts, class_="facts"),
+    ]
+
+
+def _typed(text: str) -> list[str]:
+    return [" ", command(text)] if text else []
+
+
+def _number(record: Record) -> list[Html]:
+    """The number that decides, large; before any evaluation, that of training."""
+    if (verdict := decided(record)) is not None:
+        return [_measured(verdict, record.current_results[verdict.by.protocol])]
+    if not record.knn_on_the_way:
+        return []
+    epoch, value = record.knn_on_the_way[-1]
+    label = f"kNN accuracy during training, epoch {epoch:g}, on some of the images"
+    return [
+        tag("div", paragraph(label, class_="label"), paragraph(f"{value:.1f}\u00a0%", class_="big"), class_="headline")
+    ]
+
+
+def _measured(verdict: Verdict, line: Line) -> Html:
+    by, images = verdict.by, line.get("data", {}).get("test")
+    unit = f"\u00a0{by.metric.unit}" if by.metric.unit else ""
+    label = full_name(by) + (f", {images:,} test images" if isinstance(images, int) else "")
+    known = between(interval(line, "trained", by.name), by)
+    columns = [name for name in dict.fromkeys([verdict.reference, "untrained", *by.values]) if name in by.values]
+    return tag(
+        "div",
+        paragraph(label, class_="label"),
+        paragraph(f"{by.text('trained')}{unit}", class_="big"),
+        paragraph(f"95\u00a0% interval {known}{unit}", class_="interval") if known else None,
+        tag("dl", [_against(verdict, line, name, unit) for name in columns if name != "trained"]),
+        class_="headline",
+    )
+
+
+def _against(verdict: Verdict, line: Line, column: str, unit: str) -> Html:
+    """Another column: its value, and how far it is from trained."""
+    by, gain = verdict.by, verdict.by.gain_over(column)
+    note = "" if gain is None else f"{gain:+z.{by.metric.digits}f}"
+    if known := between(difference_interval(line, column, by.name), by, "+"):
+        note += f" (95\u00a0% interval {known})"
+    return tag("div", tag("dt", column_name(column)), tag("dd", f"{by.text(column)}{unit}", tag("small", note)))
+
+
+def _glimpse(picture: Picture | str) -> Html | None:
+    if isinstance(picture, str):
+        return None
+    text = f"Test images (left) and their nearest training images.{' × is another class.' if picture.classes else ''}"
+    rows = [gallery_row(picture, number) for number in range(min(GLIMPSES, len(picture.queries.names)))]
+    return tag("div", paragraph(text, class_="label"), rows, class_="glimpse")
+
+
+def facts_of(record: Record) -> dict[str, str]:
+    """What was trained, on what, how long."""
+    size, speed, limit = record.setting("data.image_size"), record.images_per_second, record.setting("data.limit")
+    time = duration(record.seconds) if record.logged else "no step logged"
+    return {
+        "data": data_name(record) + ("" if limit is None else f", {limit:,} images"),
+        "method": str(record.setting("method.name", "?")),
+        "network": str(record.setting("backbone.name", "?")),
+        "image size": "?" if size is None else f"{size} px",
+        "epochs": f"{record.epoch:.4g} of {record.epochs}",
+        "batch": f"{record.setting('training.batch_size', '?')} images",
+        "time": time + (f", {speed:,.0f} images/s" if speed else ""),
+        "machine": str(record.environment.get("gpu") or record.environment.get("processor") or "unknown"),
+        **_fallbacks(record),
+    }
+
+
+def _fallbacks(record: Record) -> dict[str, str]:
+    """The execution of steps after a fallback, and the reason."""
+    lines = [line for line in record.metrics if isinstance(line.get("fallback"), dict)]
+    reasons = {what: reason for line in lines for what, reason in line["fallback"].items()}
+    if not reasons:
+        return {}
+    why = "; ".join(sentence(what, reason) for what, reason in reasons.items())
+    return {"steps": f"{lines[-1].get('execution', '?')} ({why})"}
