@@ -5,6 +5,7 @@ cost       the measured cost of a run, and the epochs that a budget buys
 timing     the time of a step on an idle machine
 processes  several runs in parallel
 worker     one run in its own process
+slurm      every run as a job of its own
 table      the results
 """
 
@@ -100,9 +101,7 @@ class Workshop:
 
     def run(self, chosen: list[Job], width: int) -> Summary:
         """Time the variants that need it, carry out unfinished runs, and write the table."""
-        (self.folder / "costs").mkdir(parents=True, exist_ok=True)
-        write_atomically(study_file(self.folder), dump_study(self.study))
-        write_atomically(self.folder / "environment.json", json.dumps(environment(), indent=2) + "\n")
+        self.begin()
         try:
             self._time([job for job in chosen if not self.state(job).done], width)
             open_jobs = [job for job in chosen if job.name not in self.failed and not self.state(job).done]
@@ -114,13 +113,25 @@ class Workshop:
             table.write(summary)
         return summary
 
-    def _time(self, open_jobs: list[Job], width: int) -> None:
-        """Time the variants whose cost matters and is unknown, one after the other."""
+    def begin(self) -> None:
+        """Write down what is studied."""
+        (self.folder / "costs").mkdir(parents=True, exist_ok=True)
+        write_atomically(study_file(self.folder), dump_study(self.study))
+        write_atomically(self.folder / "environment.json", json.dumps(environment(), indent=2) + "\n")
+
+    def untimed(self, open_jobs: list[Job], width: int) -> list[Variant]:
+        """The variants whose cost matters and is unknown."""
         budget = self.study.budget
         if width == 1 and not (budget and budget.timed):
-            return  # a run without parallel runs times itself
+            return []  # a run without parallel runs times itself
         wanted = {job.variant.name for job in open_jobs} | ({budget.epochs_of} if open_jobs and budget else set())
-        missing = [v for v in self.variants if v.name in wanted and v.name not in self.costs]
+        return [v for v in self.variants if v.name in wanted and v.name not in self.costs]
+
+    def _time(self, open_jobs: list[Job], width: int) -> None:
+        """Time the variants whose cost matters and is unknown, one after the other."""
+        budget, missing = self.study.budget, self.untimed(open_jobs, width)
+        if not missing:
+            return
         works = [
             processes.Work(
                 variant.name,
@@ -134,7 +145,7 @@ class Workshop:
         ]
         # On a GPU the next process may start meanwhile: the measurement itself waits for a lock.
         at_a_time = 2 if processes.gpus() == 1 and locks_exist() else 1
-        failed = processes.run_all(works, at_a_time, width, "timing") if works else {}
+        failed = processes.run_all(works, at_a_time, width, "timing")
         self.costs = read_costs(self.folder, self.variants)
         if budget and budget.epochs_of in failed:
             raise UserError(f"run {budget.epochs_of}, whose time is the budget, failed: {failed[budget.epochs_of]}")
