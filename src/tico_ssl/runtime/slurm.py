@@ -12,23 +12,25 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tico_ssl.runtime.errors import Interrupted, UserError, one_line, suggestion
 from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.launcher import adopt_srun
 from tico_ssl.runtime.progress import is_main, say
 
+if TYPE_CHECKING:
+    from submitit.helpers import DelayedSubmission
+
 JOBS = "slurm"  # the folder of scripts and logs, in that of the run or study
 NUMBERS = {"nodes": "nodes", "gpus": "gpus_per_node", "tasks": "ntasks_per_node", "cpus": "cpus_per_task"}
 TEXTS = ("partition", "account", "qos", "constraint", "nodelist", "exclude", "gres", "mem")
 DAY = 24 * 60
 WARNING_SECONDS = 120  # before the time of a job is over
-ENDING_SECONDS = 60  # in which SLURM ends a job that is queued again
+ENDING_SECONDS = 120  # after the end of the first process of a job, in which the others may end by themselves
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Wanted:
             "time": self.minutes,
             "signal_delay_s": min(WARNING_SECONDS, self.minutes * 60 // 4),
             "stderr_to_stdout": True,
-            "srun_args": ["--kill-on-bad-exit=1"],  # no task waits for one that has failed
+            "srun_args": [f"--wait={ENDING_SECONDS}"],
         }
 
     def __str__(self) -> str:
@@ -97,6 +99,23 @@ def minutes_of(text: str) -> int:
     return total
 
 
+class Work:
+    """What a job does: begin, or go on where it was interrupted. It is pickled when it is submitted."""
+
+    def work(self) -> None:
+        """Raises `Interrupted` after a request to stop, when the state is saved."""
+        raise NotImplementedError
+
+    def __call__(self) -> None:
+        carry_out(self.work)
+
+    def checkpoint(self) -> "DelayedSubmission":
+        """While there is nothing to save, submitit answers a warning: it queues the job again as it is."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
 def require_slurm() -> None:
     """Refuse where jobs cannot be submitted."""
     if importlib.util.find_spec("submitit") is None:
@@ -108,13 +127,13 @@ def require_slurm() -> None:
 def submit(
     home: Path,
     name: str,
-    works: Mapping[str, Callable[[], None]],
+    works: Mapping[str, Work],
     asked: Wanted,
     at_once: int | None = None,
     after: str | None = None,
 ) -> dict[str, str]:
     """Submit works, several as an array of jobs of which `at_once` run, `after` the job of that number. Returns their
-    job numbers by name, and keeps them in the folder. A work must be able to go on where it was interrupted."""
+    job numbers by name, and keeps them in the folder."""
     import submitit
 
     folder = (home / JOBS).resolve()
@@ -194,12 +213,10 @@ def _goes_on(number: int) -> bool:
 
 
 def _queue_again() -> None:
-    """Put this job into the queue again; its first process does, and the others wait for their end, since SLURM ends
-    the whole job when one of them has failed."""
+    """Put this job into the queue again: its first process does."""
     if is_main():
         say("this job is queued again")
         _scontrol("requeue")
-    time.sleep(ENDING_SECONDS)
 
 
 def _scontrol(*words: str) -> str:

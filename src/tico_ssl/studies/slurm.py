@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tico_ssl.config.study import jobs, load_study
 from tico_ssl.results.study_state import study_file
@@ -15,56 +15,41 @@ from tico_ssl.runtime import slurm
 from tico_ssl.runtime.errors import UserError, one_line
 from tico_ssl.studies import Workshop, table
 
-if TYPE_CHECKING:
-    from submitit.helpers import DelayedSubmission
-
 
 @dataclass(frozen=True)
-class _Work:
-    """A job's work, which is pickled."""
-
-    study: str
-    folder: str
-    names: tuple[str, ...]
-
-    def __call__(self) -> None:
-        slurm.carry_out(self.work)
-
-    def work(self) -> None:
-        raise NotImplementedError
-
-    def checkpoint(self) -> "DelayedSubmission":
-        """Outside of training steps there is nothing to save: submitit queues the job again as it is."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
-
-
-class Timing(_Work):
+class Timing(slurm.Work):
     """Measure the costs of variants, one after the other."""
+
+    folder: str
+    variants: tuple[str, ...]
 
     def work(self) -> None:
         """Those that are known already, from before the job was queued again, are measured again."""
         from tico_ssl.studies.worker import time_variant
 
-        for name in self.names:
+        for name in self.variants:
             time_variant(Path(self.folder), name)
 
 
-class Running(_Work):
+@dataclass(frozen=True)
+class Running(slurm.Work):
     """Carry out one run, as far as that is not done, and write the table."""
+
+    study: str
+    folder: str
+    run: str
 
     def work(self) -> None:
         """A stop, after which the job is queued again, is no failure."""
         from tico_ssl.studies.worker import make_run
 
-        (name,) = self.names
+        folder = Path(self.folder)
         try:
-            make_run(Path(self.folder), name)
+            make_run(folder, self.run)
         except Exception as error:
-            write_table(self.study, Path(self.folder), name, one_line(error) or f"{type(error).__name__}: {error}")
+            write_table(self.study, folder, self.run, one_line(error) or f"{type(error).__name__}: {error}")
             raise
-        write_table(self.study, Path(self.folder), name)
+        write_table(self.study, folder, self.run)
 
 
 def write_table(study: str, folder: Path, name: str, failure: str | None = None) -> None:
@@ -109,19 +94,18 @@ def submit_study(
         waiting = slurm.queued(work.folder)
         unfinished = [job for job in chosen if not work.state(job).done]
         open_jobs = [job for job in unfinished if job.name not in waiting]
-        lines = [
-            f"{len(chosen) - len(unfinished)} of {len(chosen)} runs are done, {len(waiting)} are in the queue already"
-        ]
+        done, there = len(chosen) - len(unfinished), len(unfinished) - len(open_jobs)
+        lines = [f"{done} of {len(chosen)} runs are done, {there} are in the queue already"]
         if not open_jobs:
             return lines
         work.begin()
         folder = str(work.folder.resolve())
         timing = None
         if untimed := tuple(variant.name for variant in work.untimed(open_jobs, width=1)):
-            first = {"timing": Timing(work.name, folder, untimed)}
+            first = {"timing": Timing(folder, untimed)}
             timing = slurm.submit(work.folder, f"{work.name}-timing", first, wanted)["timing"]
             lines.append(f"submitted  job {timing}, which measures how fast {len(untimed)} of them are")
-        works = {job.name: Running(work.name, folder, (job.name,)) for job in open_jobs}
+        works = {job.name: Running(work.name, folder, job.name) for job in open_jobs}
         submitted = slurm.submit(work.folder, work.name, works, wanted, at_once, timing)
     return lines + _told(work.folder, submitted, wanted)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -13,25 +13,16 @@ from tico_ssl.runtime import slurm
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.start import checked, pretrain
 
-if TYPE_CHECKING:
-    from submitit.helpers import DelayedSubmission
-
 
 @dataclass(frozen=True)
-class Pretraining:
-    """A run, begun or continued. It is pickled, with every setting as it was when it was submitted."""
+class Pretraining(slurm.Work):
+    """A run, with every setting as it was when it was submitted."""
 
     recipe: dict[str, Any]
     out: str
 
-    def __call__(self) -> None:
-        slurm.carry_out(lambda: pretrain(self.recipe, out=self.out, resume=True))
-
-    def checkpoint(self) -> "DelayedSubmission":
-        """Outside of training steps there is nothing to save: submitit queues the job again as it is."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
+    def work(self) -> None:
+        pretrain(self.recipe, out=self.out, resume=True)
 
 
 def submit_pretraining(
