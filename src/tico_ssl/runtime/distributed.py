@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # What gloo, NCCL and torch's store say of a process that has gone.
 LOST_WORDS = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|timed out waiting", re.IGNORECASE)
+GO_ON = "start again, pretraining with --resume, to go on from the last checkpoint"
 
 
 def active() -> bool:
@@ -69,7 +70,7 @@ def session(device: torch.device) -> Iterator[None]:
                 raise
             who, why = f"process {rank} (host {socket.gethostname()})", _line(error)
             words = f"{who} lost touch with the others: {peers.missed()} ({why})"
-            raise Lost(f"{words}; --resume goes on from the last checkpoint") from error
+            raise Lost(f"{words}; {GO_ON}") from error
 
 
 @contextmanager
