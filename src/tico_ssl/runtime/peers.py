@@ -76,8 +76,10 @@ class Peers:
 
     def _read(self, what: str) -> dict[int, str]:
         """What processes have written, by rank; without waiting for those that have not."""
-        ranks = [rank for rank in range(self.world) if self.store.check([f"{what} {rank}"])]
-        return {rank: self.store.get(f"{what} {rank}").decode() for rank in ranks}
+        keys = {rank: f"{what} {rank}" for rank in range(self.world)}
+        if not self.store.check([*keys.values()]):  # one question, as a rule, however many there are
+            keys = {rank: key for rank, key in keys.items() if self.store.check([key])}
+        return dict(zip(keys, (text.decode() for text in self.store.multi_get([*keys.values()])))) if keys else {}
 
     def _beat(self) -> None:
         """Beat until the end. The first process of each host also listens: a GPU's operation that hangs raises nothing
