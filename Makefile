@@ -23,10 +23,10 @@ test-faults: .venv/.installed-dev
 	TICO_FAULTS=$${TICO_FAULTS:-20} $(BIN)/python -m pytest -m faults -s -rs
 
 test-distributed: .venv/.installed-dev
-	$(BIN)/python -m pytest -s -rs tests/distributed/two_hosts.py
+	$(BIN)/python -m pytest -s -rs -o faulthandler_timeout=900 tests/distributed/two_hosts.py
 
 test-slurm: .venv/.installed-dev
-	$(BIN)/python -m pytest -s -rs tests/slurm/one_machine.py
+	$(BIN)/python -m pytest -s -rs -o faulthandler_timeout=900 tests/slurm/one_machine.py
 
 audit: .venv/.installed-dev
 	$(BIN)/pip install --quiet pip-audit

@@ -148,6 +148,7 @@ def test_words_of_lost_connections_are_known():
         "NCCL error in: ProcessGroupNCCL.cpp:94, remote process exited or there was a network error",
     ]
     assert all(distributed.LOST_WORDS.search(text) for text in known)
+    assert distributed._line(RuntimeError(known[0])) == "Connection closed by peer [10.0.0.2]:2812"
     assert not distributed.LOST_WORDS.search("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)")
 
 

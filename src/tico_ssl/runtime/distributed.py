@@ -91,7 +91,9 @@ def _group(device: torch.device, store: "Store", rank: int, world: int, limit: t
 
 
 def _line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """The first sentence of an error of torch, without the place in its source."""
+    line = next(iter(str(error).splitlines()), type(error).__name__)
+    return re.sub(r"^\[[^\]]*\] *", "", line).partition(". ")[0]
 
 
 def all_mean(tensor: Tensor) -> Tensor:
