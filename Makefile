@@ -3,8 +3,11 @@
 # make lint   lint, type-check, and check the licences of what is installed
 # make test-faults   the tests of faults and hostile input at full scale, with counts: kills, flipped bits, inputs; those that a
 #             coverage-guided fuzzer finds if atheris is installed (.venv/bin/pip install atheris), and otherwise says so
+# make test-distributed   training on two hosts (network namespaces) that die, hang and vanish; needs root and iproute2
+# make test-slurm   jobs of a SLURM cluster of one machine that are warned, pushed aside and cancelled; needs root and
+#             Debian's packages slurmctld, slurmd, slurm-client, munge
 # make audit  look up known vulnerabilities of what is installed; needs the network
-.PHONY: demo test test-faults lint audit clean
+.PHONY: demo test test-faults test-distributed test-slurm lint audit clean
 PYTHON ?= python3
 BIN = .venv/bin
 
@@ -18,6 +21,12 @@ test: lint
 
 test-faults: .venv/.installed-dev
 	TICO_FAULTS=$${TICO_FAULTS:-20} $(BIN)/python -m pytest -m faults -s -rs
+
+test-distributed: .venv/.installed-dev
+	$(BIN)/python -m pytest -s -rs -o faulthandler_timeout=900 tests/distributed/two_hosts.py
+
+test-slurm: .venv/.installed-dev
+	$(BIN)/python -m pytest -s -rs -o faulthandler_timeout=900 tests/slurm/one_machine.py
 
 audit: .venv/.installed-dev
 	$(BIN)/pip install --quiet pip-audit
@@ -36,7 +45,7 @@ lint: .venv/.installed-dev
 	touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,parquet,tiff,dicom,onnx,lightning,wandb,mlflow]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,parquet,tiff,dicom,onnx,lightning,wandb,mlflow,slurm]"
 	touch $@
 
 clean:

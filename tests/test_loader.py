@@ -210,7 +210,7 @@ def test_stopping_early_leaves_nothing_behind(tmp_path, processes):
 
 
 def test_a_worker_does_not_keep_the_signal_handlers_of_the_run(tmp_path):
-    """A run that writes a checkpoint on SIGTERM must be able to end its workers by the same signal."""
+    """Launchers signal whole groups of processes: the run stops, and its workers serve it until then."""
     import os
     import signal
 
@@ -225,8 +225,7 @@ def test_a_worker_does_not_keep_the_signal_handlers_of_the_run(tmp_path):
         batches = made.batches(tasks(*[[0, 1]] * 40))
         worker = int.from_bytes(bytes(next(batches)[0][0].flatten().tolist()), "little")
         os.kill(worker, signal.SIGTERM)
-        with pytest.raises(UserError, match=r"process died \(SIGTERM\); .* lower training\.workers \(now 1\)"):
-            list(batches)
+        assert len(list(batches)) == 39
     finally:
         signal.signal(signal.SIGTERM, old)
     assert not asked

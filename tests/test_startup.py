@@ -55,6 +55,8 @@ MISTAKES = [
     ("pretrain demo method=squared-contrastive method.bank=100", "method.bank 100"),
     ("pretrain cifar10/swav training.batch_size=4000", "method.queue 3840 is shorter"),
     ("pretrain demo --find-batch method.roh=3", "did you mean 'rho'"),
+    ("pretrain demo --slurm partion=gpu", "did you mean 'partition'"),
+    ("study methods-textures --slurm gpus=8", "one process"),
     ("replay nowhere", "nowhere"),
     ("cache --limit much", "20G"),
     ("replay run", "nothing to replay"),

@@ -7,6 +7,7 @@ from tico_ssl.cli import classifying, computing, doctor, exporting, images, look
 from tico_ssl.cli._app import app
 from tico_ssl.runtime.errors import UserError, one_line
 from tico_ssl.runtime.interrupts import answered
+from tico_ssl.runtime.launcher import adopt_srun
 
 __all__ = ["app", "main"]
 
@@ -15,6 +16,7 @@ def main() -> None:
     """Run a command; what a user can put right is one line on stderr and exit code 2, or 3 for a training that became
     NaN."""
     try:
+        adopt_srun()
         try:
             with answered(end=True):
                 app()

@@ -51,6 +51,15 @@ BF16Option = Annotated[
         help="Compute frozen features in bf16: less exact; faster on GPUs and on CPUs that have it (`tico doctor`).",
     ),
 ]
+SlurmOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KEY=VALUE,...",
+        help="Submit to SLURM instead: partition, nodes (by default 1), gpus and tasks per node (by default no GPU; a "
+        "task per GPU), cpus per task, time (minutes or D-HH:MM:SS; by default a day), account, qos, mem, constraint, "
+        "gres, nodelist, exclude.",
+    ),
+]
 RECIPE_WORDS = "[RECIPE] [KEY=VALUE ...]"
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="Images, as for --data.")]
 

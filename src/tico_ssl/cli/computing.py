@@ -11,6 +11,7 @@ from tico_ssl.cli._app import (
     RECIPE_WORDS,
     BF16Option,
     DataOption,
+    SlurmOption,
     app,
     changes_of,
     command,
@@ -56,6 +57,7 @@ def pretrain(
     image_size: Annotated[
         int | None, typer.Option(help="Side in pixels, as data.image_size=...; by default the recipe's.")
     ] = None,
+    slurm: SlurmOption = None,
 ) -> None:
     """Pretrain a backbone. Without arguments: recipe `demo` on synthetic textures, minutes on a CPU."""
     from tico_ssl.runtime.progress import is_main, say
@@ -72,6 +74,12 @@ def pretrain(
             raise UserError(f"{key} is given twice: {changes[key]} and {value}")
     if find_batch:
         for line in find(recipe or "demo", data, changes):
+            say(line)
+        return
+    if slurm is not None:
+        from tico_ssl.training.slurm import submit_pretraining
+
+        for line in submit_pretraining(slurm, recipe or "demo", data, out, changes, resume, overwrite):
             say(line)
         return
     try:
@@ -191,6 +199,7 @@ def study(
         int | None, typer.Option(min=1, help="Parallel runs; by default 3 per GPU, or 1 per 4 CPU threads.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and their progress, and stop.")] = False,
+    slurm: SlurmOption = None,
 ) -> None:
     """Pretrain and evaluate many runs, and compare them in one table. The same command resumes."""
     from tico_ssl.config.study import jobs
@@ -204,6 +213,12 @@ def study(
     if dry_run:
         workshop = Workshop.open(name, data, out, changes)
         workshop.show_plan(jobs(workshop.study, only))
+        return
+    if slurm is not None:
+        from tico_ssl.studies.slurm import submit_study
+
+        for line in submit_study(slurm, name, data, out, changes, only or (), side_by_side):
+            say(line)
         return
     try:
         summary = make(name, data, out, changes, only or (), side_by_side)

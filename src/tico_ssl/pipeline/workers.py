@@ -45,6 +45,7 @@ AHEAD = 2  # items prefetched per worker, unless told otherwise
 NICE = 5  # of gentle processes, which then get a quarter of a core that this process wants too
 SILENCE = 60.0  # seconds without a result after which that is said
 MOST_SILENCE = 30  # times as long is an error; counted one by one, since a job that a scheduler stops for hours is none
+GRACE_SECONDS = 60  # in which a main process that is asked to stop still has its workers
 ALIGNED = 64  # alignment in bytes of arrays in a slot
 CAN_FORK = sys.platform.startswith("linux")  # fork is not safe elsewhere
 
@@ -175,8 +176,7 @@ class _Worker(Generic[S, T]):
 
 def _serve(work: Callable[[S], T], connection: Connection, inherited: list[Connection], nice: int) -> None:
     """The life of a worker. Signals are left to the main process, whose handlers and connections a fork inherits."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _leave_signals_alone()
     for other in inherited:
         other.close()
     torch.set_num_threads(1)
@@ -184,6 +184,16 @@ def _serve(work: Callable[[S], T], connection: Connection, inherited: list[Conne
     with suppress(EOFError, ConnectionError):  # the main process has closed the connection, or has ended
         while True:
             connection.send(_attempt(work, connection.recv()))
+
+
+def _leave_signals_alone() -> None:
+    """Launchers and schedulers signal whole groups of processes: a worker serves a main process that is asked to stop
+    until that has saved its state, and ends a minute after SIGTERM in any case."""
+    for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE_SECONDS))
 
 
 def _attempt(work: Callable[[S], T], item: S) -> tuple[T | None, Exception | None]:

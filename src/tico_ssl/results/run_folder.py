@@ -24,6 +24,7 @@ from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import digest, remove_temporaries, write_atomically
 from tico_ssl.runtime.json_lines import read_json_lines
 from tico_ssl.runtime.locks import LOCK
+from tico_ssl.runtime.slurm import JOBS
 
 MOST_SHOWN = 5  # differences of recipes in a message
 MAY_CHANGE = (
@@ -171,7 +172,7 @@ def as_begun(run: Run, recipe: Recipe) -> Recipe:
 
 def _barely_begun(run: Run) -> bool:
     """Whether a folder is empty, or has nothing but what a start leaves that dies before it has written the recipe."""
-    begun = {LOCK, run.environment_file.name, run.checkpoint_file.parent.name}
+    begun = {LOCK, JOBS, run.environment_file.name, run.checkpoint_file.parent.name}
     return all(
         path.name in begun or (path.suffix == ".tmp" and path.name.startswith((run.recipe_file.name, *begun)))
         for path in run.folder.iterdir()

@@ -23,7 +23,8 @@ def choose_device() -> torch.device:
         except (RuntimeError, AssertionError) as error:
             raise UserError(f"TICO_DEVICE={name}: {str(error).splitlines()[0]}") from error
     if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())  # schedulers may show each its own only
         torch.cuda.set_device(device)
         return device
     return torch.device("cpu")

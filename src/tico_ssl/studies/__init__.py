@@ -5,6 +5,7 @@ cost       the measured cost of a run, and the epochs that a budget buys
 timing     the time of a step on an idle machine
 processes  several runs in parallel
 worker     one run in its own process
+slurm      every run as a job of its own
 table      the results
 """
 
@@ -100,9 +101,7 @@ class Workshop:
 
     def run(self, chosen: list[Job], width: int) -> Summary:
         """Time the variants that need it, carry out unfinished runs, and write the table."""
-        (self.folder / "costs").mkdir(parents=True, exist_ok=True)
-        write_atomically(study_file(self.folder), dump_study(self.study))
-        write_atomically(self.folder / "environment.json", json.dumps(environment(), indent=2) + "\n")
+        self.begin()
         try:
             self._time([job for job in chosen if not self.state(job).done], width)
             open_jobs = [job for job in chosen if job.name not in self.failed and not self.state(job).done]
@@ -114,15 +113,26 @@ class Workshop:
             table.write(summary)
         return summary
 
-    def _time(self, open_jobs: list[Job], width: int) -> None:
-        """Time the variants whose cost matters and is unknown, one after the other; of those with equal steps, one."""
+    def begin(self) -> None:
+        """Write down what is studied."""
+        (self.folder / "costs").mkdir(parents=True, exist_ok=True)
+        write_atomically(study_file(self.folder), dump_study(self.study))
+        write_atomically(self.folder / "environment.json", json.dumps(environment(), indent=2) + "\n")
+
+    def untimed(self, open_jobs: list[Job], width: int) -> list[Variant]:
+        """The variants whose cost matters and is unknown; of those with equal steps, one."""
         budget = self.study.budget
         if width == 1 and not (budget and budget.timed):
-            return  # a run without parallel runs times itself
+            return []  # a run without parallel runs times itself
         wanted = {job.variant.name for job in open_jobs} | ({budget.epochs_of} if open_jobs and budget else set())
         unknown = [variant for variant in self.variants if variant.name in wanted and variant.name not in self.costs]
-        alike = {variant.name: work_of(variant) for variant in unknown}
-        missing = {alike[variant.name]: variant for variant in reversed(unknown)}
+        return [*{work_of(variant): variant for variant in reversed(unknown)}.values()][::-1]
+
+    def _time(self, open_jobs: list[Job], width: int) -> None:
+        """Time the variants whose cost matters and is unknown, one after the other."""
+        budget, missing = self.study.budget, self.untimed(open_jobs, width)
+        if not missing:
+            return
         works = [
             processes.Work(
                 variant.name,
@@ -132,13 +142,14 @@ class Workshop:
                 share=lambda: 0.0,
                 outcome=functools.partial(_speed, self.folder, variant),
             )
-            for variant in reversed(missing.values())
+            for variant in missing
         ]
         # On a GPU the next process may start meanwhile: the measurement itself waits for a lock.
         at_a_time = 2 if processes.gpus() == 1 and locks_exist() else 1
-        failed = processes.run_all(works, at_a_time, width, "timing") if works else {}
+        failed = processes.run_all(works, at_a_time, width, "timing")
         self.costs = read_costs(self.folder, self.variants)
-        failed = {name: failed[missing[work].name] for name, work in alike.items() if missing[work].name in failed}
+        reasons = {work_of(variant): failed[variant.name] for variant in missing if variant.name in failed}
+        failed = {v.name: reasons[work] for v in self.variants if reasons and (work := work_of(v)) in reasons}
         if budget and budget.epochs_of in failed:
             raise UserError(f"run {budget.epochs_of}, whose time is the budget, failed: {failed[budget.epochs_of]}")
         self.failed |= {job.name: failed[job.variant.name] for job in open_jobs if job.variant.name in failed}

@@ -28,6 +28,7 @@ from tico_ssl.runtime.progress import say
 
 CPU = torch.device("cpu")
 FORMAT = 1  # of a checkpoint: raise it when an older version would read it wrongly. Without a manifest it is 0
+STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
 AGREE_SECONDS, AGREE_STEPS = 2.0, 64  # at most, between two questions whether to stop
 
 
@@ -172,7 +173,8 @@ def _line(error: Exception) -> str:
 
 
 class StopRequest:
-    """Ctrl-C or SIGTERM (a scheduler's warning) asks the loop to stop; a second Ctrl-C stops at once."""
+    """Ctrl-C or a scheduler's warning (SIGTERM, SIGUSR1, SIGUSR2) asks the loop to stop; a second Ctrl-C stops at
+    once. Other signals may come several times: from a scheduler to every process, and again from a launcher."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -182,7 +184,7 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in STOP_SIGNALS:
                 self._previous[number] = signal.signal(number, self._receive)
         return self
 
@@ -193,8 +195,9 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.number = number
-        signal.signal(number, self._previous[number])
+        self.number = max(self.number, number)  # SIGTERM counts more than the warnings: see `runtime.slurm`
+        if number == signal.SIGINT:
+            signal.signal(number, self._previous[number])
 
     def agreed(self, made: int) -> bool:
         """Whether to stop now, after so many steps.

@@ -13,7 +13,7 @@ from tico_ssl.data.given import Given, as_source, require_data
 from tico_ssl.results.run_folder import Run, admit, as_begun, open_run
 from tico_ssl.runtime.errors import UserError, memory_advice
 from tico_ssl.runtime.interrupts import answered
-from tico_ssl.runtime.launcher import launched, launched_rank
+from tico_ssl.runtime.launcher import launched, launched_rank, restarts
 from tico_ssl.runtime.locks import alone_in
 from tico_ssl.runtime.progress import say
 from tico_ssl.training.logger import require_loggers
@@ -40,14 +40,7 @@ def pretrain(
 ) -> Run:
     """Pretrain a backbone by a recipe. `resume` continues an existing run, or starts a new one; `init` is what the
     backbone starts from (training.init)."""
-    if resume and overwrite:
-        raise UserError("--resume and --overwrite exclude each other")
-    loaded = _loaded(recipe, data, overrides if init is None else {**(overrides or {}), "training.init": str(init)})
-    require_loggers(loaded.training.loggers)
-    run = Run(Path(out).expanduser() if out is not None else default_folder(recipe))
-    admit(run.folder, loaded, resume, overwrite)
-    if loaded.training.init is not None and not (resume and run.initial_file.is_file()):
-        require_initial(loaded.training.init)
+    loaded, run = checked(recipe, data, out, overrides, resume, overwrite, init)
     with _alone(run.folder), answered():
         admit(run.folder, loaded, resume, overwrite)  # again: another command may have ended since
         loaded = as_begun(run, loaded) if resume else loaded
@@ -67,6 +60,31 @@ def pretrain(
         if stopped is not None:
             raise NotFinite(f"{stopped}; {_explained(run, device)}")
     return run
+
+
+def checked(
+    recipe: str | Path | Mapping[str, Any] = "demo",
+    data: Given | None = None,
+    out: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    init: str | Path | None = None,
+) -> tuple[Recipe, Run]:
+    """The recipe and the folder of a run that may begin or go on; refuses one that may not. Nothing is written."""
+    if resume and overwrite:
+        raise UserError("--resume and --overwrite exclude each other")
+    if overwrite and restarts():
+        raise UserError(
+            "--overwrite would begin again whenever torchrun restarts: remove the folder yourself, and give --resume"
+        )
+    loaded = _loaded(recipe, data, overrides if init is None else {**(overrides or {}), "training.init": str(init)})
+    require_loggers(loaded.training.loggers)
+    run = Run(Path(out).expanduser() if out is not None else default_folder(recipe))
+    admit(run.folder, loaded, resume, overwrite)
+    if loaded.training.init is not None and not (resume and run.initial_file.is_file()):
+        require_initial(loaded.training.init)
+    return loaded, run
 
 
 def _alone(folder: Path) -> AbstractContextManager[None]:
