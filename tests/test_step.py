@@ -51,9 +51,7 @@ def trained(recipe, device, steps=STEPS, lr=0.01):
     method = build_method(recipe, device, precision)
     views = Views(recipe.views, recipe.data.image_size, recipe.data.mean, recipe.data.std, precision)
     optimizer = build_optimizer(method, recipe.optimizer)
-    step = Step(
-        method, method, optimizer, views, precision, device, training.clip_gradient, training.execution, training.parts
-    )
+    step = Step(method, optimizer, views, precision, device, training.clip_gradient, training.execution, training.parts)
     generator = torch.Generator().manual_seed(0)
     losses = []
     for number in range(steps):
@@ -198,7 +196,7 @@ def test_parts_give_the_gradient_and_the_covariance_of_the_whole_batch(parts, de
     whole = method(batch)
     whole.loss.backward()
     views = Views(recipe_of().views, 6, (0.0,) * 3, (1.0,) * 3, torch.float64)
-    step = Step(other, other, torch.optim.SGD(other.parameters()), views, torch.float64, CPU, parts=parts)
+    step = Step(other, torch.optim.SGD(other.parameters()), views, torch.float64, CPU, parts=parts)
     output = step._in_parts(batch)
 
     torch.testing.assert_close(output.loss, whole.loss)

@@ -3,16 +3,19 @@
 Every function is the identity in a single process, so callers need not distinguish.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from tico_ssl.runtime.launcher import launched
+
+BUCKET = 2**25  # bytes of gradients in one collective operation, and so of memory for it
+ROWS = 2**13  # rows of every process in one collective operation
 
 
 def active() -> bool:
@@ -89,7 +92,7 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        # Every process's loss depends on these rows; DistributedDataParallel takes the mean over processes afterwards.
+        # Every process's loss depends on these rows; `average_gradients` takes the mean over processes afterwards.
         total = gradients[0].clone()
         dist.all_reduce(total)
         return total.chunk(world_size())[rank()]
@@ -98,6 +101,80 @@ class _Gathered(torch.autograd.Function):
 def gathered(tensor: Tensor) -> Tensor:
     """The rows of all processes in the order of their ranks (all-gather), with their gradient."""
     return _Gathered.apply(tensor) if active() else tensor
+
+
+def stacked(tensor: Tensor) -> Tensor:
+    """The tensors of all processes, of one shape, in the order of their ranks. Not differentiable."""
+    if not active():
+        return tensor[None]
+    every = tensor.new_empty((world_size(), *tensor.shape))
+    dist.all_gather_into_tensor(every, tensor.contiguous())
+    return every
+
+
+def add_up(tensor: Tensor) -> Tensor:
+    """The sum over processes, in place. Not differentiable."""
+    if active():
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def rows_of_all(rows: Tensor) -> Tensor:
+    """The rows of all processes, any number of each, in the order of their ranks, on the CPU. Synchronises."""
+    if not active():
+        return rows.cpu()
+    counts: list[int] = everyone(len(rows))
+    found: list[list[Tensor]] = [[] for _ in counts]
+    for begin in range(0, max(counts), ROWS):
+        most = min(ROWS, max(counts) - begin)
+        chunk = torch.zeros(most, *rows.shape[1:], dtype=rows.dtype, device=_device())
+        mine = rows[begin : begin + most]
+        chunk[: len(mine)] = mine
+        for count, kept, part in zip(counts, found, stacked(chunk).cpu(), strict=True):
+            kept.append(part[: max(0, count - begin)].clone())
+    return torch.cat([part for kept in found for part in kept] or [rows.cpu()])
+
+
+@torch.no_grad()
+def average_gradients(parameters: Iterable[Tensor]) -> None:
+    """Replace every gradient by its mean over processes.
+
+    Gradients travel in flat buckets, from the last parameter to the first, which a backward pass reaches last. They
+    keep their memory, and nothing here waits for the device: a captured step records all of it.
+    """
+    if not active():
+        return
+    for bucket in _buckets([p.grad for p in reversed(list(parameters)) if p.grad is not None]):
+        flat = add_up(torch.cat(bucket)).div_(world_size())
+        torch._foreach_copy_(bucket, list(flat.split([len(part) for part in bucket])))
+
+
+def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """The values of gradients in the order of their memory, in groups of at least BUCKET bytes but for the last."""
+    bucket: list[Tensor] = []
+    for gradient in gradients:
+        bucket.append(_in_memory_order(gradient))
+        if sum(part.nbytes for part in bucket) >= BUCKET:
+            yield bucket
+            bucket = []
+    if bucket:
+        yield bucket
+
+
+def _in_memory_order(tensor: Tensor) -> Tensor:
+    """All values as one axis, without a copy: autograd gives gradients the strides of their parameters, which are the
+    same in every process, and leaves no gaps."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if extent != tensor.numel():
+        raise ValueError(f"a gradient of shape {tuple(tensor.shape)} has gaps in memory: {tensor.stride()}")
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+@torch.no_grad()
+def spread(module: nn.Module) -> None:
+    """Give every process the parameters and buffers of the main one."""
+    for tensor in (*module.parameters(), *module.buffers()) if active() else ():
+        dist.broadcast(tensor, 0)
 
 
 def barrier() -> None:
@@ -110,7 +187,7 @@ def all_max(numbers: Sequence[float]) -> list[float]:
     """The largest over processes of each number. Synchronises with the device."""
     if not active():
         return list(numbers)
-    largest = torch.tensor(numbers, dtype=torch.float64, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    largest = torch.tensor(numbers, dtype=torch.float64, device=_device())
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     found: list[float] = largest.tolist()
     return found
@@ -128,3 +205,8 @@ def everyone(value: Any) -> list[Any]:
     values: list[Any] = [None] * world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def _device() -> str:
+    """Where tensors must lie that are sent."""
+    return "cuda" if dist.get_backend() == "nccl" else "cpu"

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from tico_ssl.runtime import distributed, fallbacks
 from tico_ssl.runtime.errors import Interrupted, UserError, refusal
@@ -126,8 +124,3 @@ def _refused(hooks: Hooks[B], done: int) -> str | None:
 def seed_network(seed: int, step: int) -> None:
     """Make the random numbers that a network draws in a step a function of seed and step."""
     torch.manual_seed(derived_seed(seed, "network", step, distributed.rank()))
-
-
-def parallel(module: nn.Module) -> nn.Module:
-    """A module whose gradients are averaged over processes, if there are several."""
-    return DistributedDataParallel(module, broadcast_buffers=False) if distributed.active() else module

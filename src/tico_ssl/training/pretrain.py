@@ -1,6 +1,7 @@
 """Pretraining: from a recipe to a trained backbone in its run folder."""
 
 from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -38,7 +39,7 @@ from tico_ssl.training.batch_file import save_batch
 from tico_ssl.training.checkpoint import Position, restore, save_checkpoint
 from tico_ssl.training.finite import Watch
 from tico_ssl.training.initial import Start
-from tico_ssl.training.loop import Course, Hooks, parallel
+from tico_ssl.training.loop import Course, Hooks
 from tico_ssl.training.monitor import Monitor, measure, note
 from tico_ssl.training.online_knn import OnlineKnn
 from tico_ssl.training.plan import Plan
@@ -138,9 +139,9 @@ def build_learner(
 def build_step(learner: Learner) -> Step:
     """The training step of a recipe."""
     settings = learner.recipe.training
+    distributed.spread(learner.method)
     return Step(
         learner.method,
-        parallel(learner.method),
         learner.optimizer,
         learner.views,
         learner.precision,
@@ -156,7 +157,7 @@ def _train(setup: Setup, run: Run, begin: Position) -> None:
     settings, plan = setup.recipe.training, setup.plan
     step, watch = build_step(setup), Watch(setup.method, setup.optimizer, begin.step)
     knn = OnlineKnn.of(setup.recipe, setup.source, setup.device)
-    with Monitor(run, plan.steps, settings.batch_size, begin, settings.loggers) as monitor:
+    with closing(step), Monitor(run, plan.steps, settings.batch_size, begin, settings.loggers) as monitor:
         moments = _Moments(setup, run, step, monitor, knn, watch)
         course = Course(begin.step, plan.steps, settings.seed, go_on="; continue with --resume")
         loop.train(course, moments.batches(begin.step), moments.hooks(), monitor.clock, monitor.display)
