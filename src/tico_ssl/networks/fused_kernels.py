@@ -96,7 +96,7 @@ class _NormAct(torch.autograd.Function):
         if shared:
             local = torch.empty((views, 2, channels), device=x.device, dtype=torch.float32)
             _moments[finishing](partial, x, local, rows, channels, splits, views, FINISHED)
-            partial = distributed.stacked(local)
+            partial = distributed.stacked(local, distributed.STATISTICS)
             shares = len(partial)
         _finish_sums[finishing](
             partial, x, weight, bias, statistics, norm.running_mean, norm.running_var, norm.num_batches_tracked,
@@ -135,7 +135,7 @@ class _NormAct(torch.autograd.Function):
             partial, statistics, sums, rows * max(1, shares), channels, splits, views, FINISHED
         )
         if shares:
-            distributed.add_up(sums[2:])
+            distributed.add_up(sums[2:], distributed.STATISTICS)
         dx = torch.empty_like(x)
         grid = triton.cdiv(rows, shape[1]), shape[0], views
         _gradient[grid](z, x, statistics, sums, dx, rows, channels, gate == 1 and not keeps, *shape[1:])

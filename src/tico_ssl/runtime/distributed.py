@@ -6,7 +6,7 @@ Every function is the identity in a single process, so callers need not distingu
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,21 +15,54 @@ from torch import Tensor, nn
 from tico_ssl.runtime.launcher import launched
 
 BUCKET = 2**25  # bytes of gradients in one collective operation, and so of memory for it
+LOSS, GRADIENTS, STATISTICS = "loss and its state", "gradients", "BatchNorm"  # purposes of collective operations
 ROWS = 2**13  # rows of every process in one collective operation
+
+
+class Sent(NamedTuple):
+    """A collective operation of a step: a sum, or a gather or scatter in which every process has a share, and the bytes
+    of the sum or of a share; and what it is for."""
+
+    kind: Literal["sum", "gather", "scatter"]
+    bytes: int
+    purpose: str
+
+
+class _Pretence(NamedTuple):
+    """A process that stands for several."""
+
+    world: int
+    sent: list[Sent]
+
+
+_pretence: _Pretence | None = None
+
+
+@contextmanager
+def pretended(world: int) -> Iterator[list[Sent]]:
+    """Within, this process stands for several that are all alike: nothing is sent, and what would be is listed."""
+    global _pretence
+    _pretence = _Pretence(world, [])
+    try:
+        yield _pretence.sent
+    finally:
+        _pretence = None
 
 
 def active() -> bool:
     """Whether there are several processes."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return _pretence is not None or (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
 
 
 def rank() -> int:
     """The rank of this process, 0 for a single one."""
-    return dist.get_rank() if active() else 0
+    return dist.get_rank() if active() and _pretence is None else 0
 
 
 def world_size() -> int:
     """The number of processes that share the batch."""
+    if _pretence is not None:
+        return _pretence.world
     return dist.get_world_size() if active() else 1
 
 
@@ -58,24 +91,18 @@ def all_mean(tensor: Tensor) -> Tensor:
     """The mean over processes. Not differentiable: pass detached values."""
     if not active():
         return tensor
-    total = tensor.clone()
-    dist.all_reduce(total)
-    return total / world_size()
+    return add_up(tensor.clone()) / world_size()
 
 
 class _AllSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        total = tensor.clone()
-        dist.all_reduce(total)
-        return total
+        return add_up(tensor.clone())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         # Every process's loss depends on every process's summand, so gradients are summed as well.
-        total = gradients[0].clone()
-        dist.all_reduce(total)
-        return total
+        return add_up(gradients[0].clone())
 
 
 def all_sum(tensor: Tensor) -> Tensor:
@@ -86,16 +113,12 @@ def all_sum(tensor: Tensor) -> Tensor:
 class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        parts = [torch.empty_like(tensor) for _ in range(world_size())]
-        dist.all_gather(parts, tensor.contiguous())
-        return torch.cat(parts)
+        return stacked(tensor).flatten(0, 1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         # Every process's loss depends on these rows; `average_gradients` takes the mean over processes afterwards.
-        total = gradients[0].clone()
-        dist.all_reduce(total)
-        return total.chunk(world_size())[rank()]
+        return _own_part_of_sum(gradients[0].contiguous())
 
 
 def gathered(tensor: Tensor) -> Tensor:
@@ -103,17 +126,34 @@ def gathered(tensor: Tensor) -> Tensor:
     return _Gathered.apply(tensor) if active() else tensor
 
 
-def stacked(tensor: Tensor) -> Tensor:
+def stacked(tensor: Tensor, purpose: str = LOSS) -> Tensor:
     """The tensors of all processes, of one shape, in the order of their ranks. Not differentiable."""
     if not active():
         return tensor[None]
+    if _pretence is not None:
+        _pretence.sent.append(Sent("gather", tensor.nbytes, purpose))
+        return torch.stack([tensor] * _pretence.world)
     every = tensor.new_empty((world_size(), *tensor.shape))
     dist.all_gather_into_tensor(every, tensor.contiguous())
     return every
 
 
-def add_up(tensor: Tensor) -> Tensor:
+def _own_part_of_sum(rows: Tensor) -> Tensor:
+    """Of the sum over processes, the rows of this one: each has an equal part of them."""
+    own = rows.chunk(world_size())[rank()]
+    if _pretence is not None:
+        _pretence.sent.append(Sent("scatter", own.nbytes, LOSS))
+        return own * _pretence.world
+    total = torch.empty_like(own)
+    dist.reduce_scatter_tensor(total, rows)
+    return total
+
+
+def add_up(tensor: Tensor, purpose: str = LOSS) -> Tensor:
     """The sum over processes, in place. Not differentiable."""
+    if _pretence is not None:
+        _pretence.sent.append(Sent("sum", tensor.nbytes, purpose))
+        return tensor.mul_(_pretence.world)
     if active():
         dist.all_reduce(tensor)
     return tensor
@@ -145,7 +185,7 @@ def average_gradients(parameters: Iterable[Tensor]) -> None:
     if not active():
         return
     for bucket in _buckets([p.grad for p in reversed(list(parameters)) if p.grad is not None]):
-        flat = add_up(torch.cat(bucket)).div_(world_size())
+        flat = add_up(torch.cat(bucket), GRADIENTS).div_(world_size())
         torch._foreach_copy_(bucket, list(flat.split([len(part) for part in bucket])))
 
 
