@@ -134,18 +134,19 @@ def stacked(tensor: Tensor, purpose: str = LOSS) -> Tensor:
         _pretence.sent.append(Sent("gather", tensor.nbytes, purpose))
         return torch.stack([tensor] * _pretence.world)
     every = tensor.new_empty((world_size(), *tensor.shape))
-    dist.all_gather_into_tensor(every, tensor.contiguous())
+    dist.all_gather(list(every.unbind()), tensor.contiguous())
     return every
 
 
 def _own_part_of_sum(rows: Tensor) -> Tensor:
     """Of the sum over processes, the rows of this one: each has an equal part of them."""
-    own = rows.chunk(world_size())[rank()]
+    parts = list(rows.chunk(world_size()))
+    own = parts[rank()]
     if _pretence is not None:
         _pretence.sent.append(Sent("scatter", own.nbytes, LOSS))
         return own * _pretence.world
     total = torch.empty_like(own)
-    dist.reduce_scatter_tensor(total, rows)
+    dist.reduce_scatter(total, parts)
     return total
 
 
