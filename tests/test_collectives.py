@@ -1,6 +1,7 @@
 """Four processes are one with the same global batch, and send what the model of scaling says."""
 
 import copy
+import os
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from test_distributed import Tiny, in_processes, one_step
+from tico_ssl import pretrain
 from tico_ssl.bench.scaling import bytes_sent
 from tico_ssl.config import catalogue
 from tico_ssl.config.sections import BackboneConfig
@@ -23,7 +25,10 @@ from tico_ssl.methods._base import Batch
 from tico_ssl.networks import fused
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.batch_norm import SharedBatchNorm, share_statistics
+from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime import distributed
+from tico_ssl.runtime.errors import UserError
+from tiny import TINY
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
 WORLD, BATCH, DIM = 4, 8, 5
@@ -34,6 +39,7 @@ METHODS = {
     "swav": {"prototypes": 6, "queue": 16},
     "vicreg": {},
 }
+STEPS = {"vicreg": 1}  # of 3: its loss is large, and at this rate every step carries rounding on
 CPU = torch.device("cpu")
 
 
@@ -50,6 +56,10 @@ def views_of(share=slice(None)):
 
 
 # ---------------------------------------------------------------------------------- what every process computes
+
+
+def stepped(method, name, share=slice(None)):
+    return one_step(method, views_of(share), STEPS.get(name, 3))
 
 
 def gradients_of(rank):
@@ -156,6 +166,40 @@ def counted(name, rank):
     return found
 
 
+TRANSFORMER = TINY | {
+    "data.limit": 32,
+    "training.batch_size": 16,
+    "training.precision": "fp64",
+    "training.checkpoint_seconds": 0.0,
+    "training.knn_images": 100,
+    "training.loggers": [],
+    "backbone.name": "timm/vit_tiny_patch16_224",
+    "backbone.arguments": {"patch_size": 8, "embed_dim": 10, "depth": 2, "num_heads": 2},
+    "optimizer.name": "sgd",
+    "optimizer.lr": 1e-2,
+    "optimizer.scale_lr": False,
+    "optimizer.warmup_epochs": 0.0,
+}
+
+
+ADAMW = {"optimizer.name": "adamw", "training.knn_every_epochs": 1}
+
+
+def transformed(folder, epochs, sharded, **changes):
+    """A transformer is trained for so many epochs, or on to so many."""
+    changes |= {"training.epochs": epochs, "training.sharded": sharded}
+    return pretrain("demo", out=folder, overrides=TRANSFORMER | changes, resume=True)
+
+
+def divided(rank):
+    """An epoch in shares; and one in shares after one that was not."""
+    folder = Path(os.environ["TOGETHER"])
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(WORLD)}  # as a launcher would
+    transformed(folder / "shares", 1, sharded=True, **ADAMW)
+    transformed(folder / "both", 1, sharded=False)
+    transformed(folder / "both", 2, sharded=True)
+
+
 def step_of(method, views):
     method.zero_grad()
     method(Batch(views, torch.arange(len(views[0])))).loss.backward()
@@ -168,10 +212,11 @@ def work(rank):
     fused.DEVICES = ("cuda", "cpu")
     share = slice(2 * rank, 2 * rank + 2)
     rows = torch.arange(3 * rank, dtype=torch.float32).view(-1, 3)[: max(0, rank)]
+    divided(rank)
     with TemporaryDirectory() as folder:
         features = extracted(Path(folder), rank)
     return {
-        "steps": {name: one_step(share_statistics(method_of(name)), views_of(share)) for name in METHODS},
+        "steps": {name: stepped(share_statistics(method_of(name)), name, share) for name in METHODS},
         "averaged": {str(bucket): averaged(rank, bucket) for bucket in (1, 100, 2**20)},
         "rows": distributed.rows_of_all(rows),
         "extracted": features,
@@ -181,8 +226,15 @@ def work(rank):
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory):
-    return in_processes(WORLD, work, tmp_path_factory.mktemp("four"))
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("four")
+
+
+@pytest.fixture(scope="module")
+def four(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOGETHER", str(folder))
+        return in_processes(WORLD, work, folder)
 
 
 # ------------------------------------------------------------------------------------------------ what must hold
@@ -191,7 +243,7 @@ def four(tmp_path_factory):
 @pytest.mark.parametrize("name", METHODS)
 def test_four_processes_are_one_with_the_global_batch(four, name):
     """In float64: loss, gradients, weights, target, queue, prototypes, covariance and running statistics."""
-    alone = one_step(method_of(name), views_of())
+    alone = stepped(method_of(name), name)
     for together in (part["steps"][name] for part in four):
         torch.testing.assert_close(together["loss"], alone["loss"], rtol=1e-10, atol=1e-11)
         for kind in ("gradient", "state"):
@@ -311,3 +363,51 @@ def test_statistics_and_gradients_are_sent_as_the_formulas_say():
     assert sum(one.bytes for one in of_norms if one.kind == "gather") == 2 * 8 * sum(channels)  # both networks
     assert sum(one.bytes for one in of_norms if one.kind == "sum") == 2 * 8 * sum(channels) / 2  # the online one
     assert all(type(module) is SharedBatchNorm for module in method.modules() if hasattr(module, "num_features"))
+
+
+# --------------------------------------------------------------------------------------------------- in shares
+
+
+def metrics_of(run):
+    clock = {"seconds", "images_per_second", "data_wait"}
+    return [{name: value for name, value in line.items() if name not in clock} for line in run.metrics()]
+
+
+def assert_alike(one, other):
+    """Two runs of the same steps, in float64: what they log, their weights, target and optimiser."""
+    for line, same in zip(metrics_of(one), metrics_of(other), strict=True):
+        assert line == pytest.approx(same, rel=1e-5)
+    mine, theirs = (torch.load(run.checkpoint_file, weights_only=True) for run in (one, other))
+    for name, value in theirs["method"].items():
+        torch.testing.assert_close(mine["method"][name], value, rtol=1e-6, atol=1e-9, msg=name)
+    assert mine["optimizer"]["state"].keys() == theirs["optimizer"]["state"].keys()
+    for number, kept in theirs["optimizer"]["state"].items():
+        torch.testing.assert_close(mine["optimizer"]["state"][number], kept, rtol=1e-6, atol=1e-9)
+
+
+def test_a_network_in_shares_learns_what_a_whole_one_does_and_goes_on_either_way(four, folder, tmp_path):
+    """An epoch of four processes in shares; one in shares after one that was whole; and then one of a process alone."""
+    for epochs in (1, 2):
+        alone = transformed(tmp_path / "alone", epochs, sharded=True)  # which has nothing to divide
+    assert_alike(open_run(folder / "both"), alone)
+    alone = transformed(tmp_path / "alone", 3, sharded=False)
+    assert_alike(transformed(folder / "both", 3, sharded=False), alone)
+
+
+def test_adamw_and_the_online_knn_go_with_shares(four, folder, tmp_path):
+    """What is logged; a bias before BatchNorm has no gradient, and AdamW makes a step of its rounding."""
+    alone = transformed(tmp_path / "alone", 1, sharded=True, **ADAMW)
+    for line, same in zip(metrics_of(open_run(folder / "shares")), metrics_of(alone), strict=True):
+        assert line == pytest.approx(same, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"optimizer.name": "lars"}, "LARS needs the norms of whole weights"),
+        ({"backbone.name": "tico/resnet10-w4", "backbone.arguments": {}}, "needs a vision transformer"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(changes, reason, tmp_path):
+    with pytest.raises(UserError, match=reason):
+        pretrain("demo", out=tmp_path / "run", overrides=TRANSFORMER | changes | {"training.sharded": True})

@@ -6,7 +6,7 @@ Every function is the identity in a single process, so callers need not distingu
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -185,7 +185,8 @@ def average_gradients(parameters: Iterable[Tensor]) -> None:
     """
     if not active():
         return
-    for bucket in _buckets([p.grad for p in reversed(list(parameters)) if p.grad is not None]):
+    whole = [p.grad for p in reversed(list(parameters)) if p.grad is not None and not is_share(p)]
+    for bucket in _buckets(whole):  # the gradients of shares are means already
         flat = add_up(torch.cat(bucket), GRADIENTS).div_(world_size())
         torch._foreach_copy_(bucket, list(flat.split([len(part) for part in bucket])))
 
@@ -215,7 +216,18 @@ def _in_memory_order(tensor: Tensor) -> Tensor:
 def spread(module: nn.Module) -> None:
     """Give every process the parameters and buffers of the main one."""
     for tensor in (*module.parameters(), *module.buffers()) if active() else ():
-        dist.broadcast(tensor, 0)
+        if not is_share(tensor):
+            dist.broadcast(tensor, 0)
+
+
+def is_share(tensor: Any) -> bool:
+    """Whether a tensor is divided among processes."""
+    return hasattr(tensor, "to_local")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Of a tensor that is divided among processes, the share of this one; another as it is. Not differentiable."""
+    return cast(Any, tensor).to_local() if is_share(tensor) else tensor
 
 
 def barrier() -> None:

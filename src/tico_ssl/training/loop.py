@@ -62,6 +62,8 @@ class Hooks(Generic[B]):
     save_due: Callable[[int], bool]
     save: Callable[[int], None]
     """Write a checkpoint; called in the main process only."""
+    before_save: Callable[[int], None] = _nothing
+    """What every process contributes to a checkpoint."""
     between: Callable[[int], None] = _nothing
     """Work other than training: kNN, evaluation. Its time, and that of checkpoints, is excluded from the throughput."""
     check: Callable[[int, B, Outcome], None] = _finite_loss
@@ -111,6 +113,7 @@ def _refused(hooks: Hooks[B], done: int) -> str | None:
     """Write a checkpoint. Returns why it cannot be written, if so, in every process: a full disk may have room again
     when the next one is due, and what was saved before is still there."""
     reason = None
+    hooks.before_save(done)
     if distributed.is_main():
         try:
             hooks.save(done)
