@@ -35,7 +35,7 @@ precision = resolve_precision(recipe.training.precision, device)
 subject = Subject.of(recipe, device, precision, random_images(recipe))
 method = build_method(recipe, device, precision)
 optimizer = build_optimizer(method, recipe.optimizer)
-step = Step(method, method, optimizer, subject.views, precision, device, recipe.training.clip_gradient, "auto")
+step = Step(method, optimizer, subject.views, precision, device, recipe.training.clip_gradient, "auto")
 for number in range(WARM_UP + 1):
     float(step(subject.raw, LR, PROGRESS).output.loss.detach())
     marks.setdefault("first_step", time.time())

@@ -88,7 +88,6 @@ def _warm(subject: Subject, form: Form) -> Step:
     method = build_method(recipe, subject.device, subject.precision, fused=form.fused)
     step = Step(
         method,
-        method,
         build_optimizer(method, recipe.optimizer),
         subject.views,
         subject.precision,

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+from multiprocessing import set_forkserver_preload
 
 import pytest
 import torch
@@ -31,15 +32,23 @@ def free_port() -> str:
 
 
 def in_two_processes(function, folder):
-    """Run function(rank, folder) in two gloo processes."""
-    mp.spawn(_worker, args=(function, free_port(), str(folder)), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+    """What function(rank) returns in each of two gloo processes."""
+    return in_processes(2, function, folder)
 
 
-def _worker(rank, function, port, folder):
+def in_processes(world, function, folder):
+    """What function(rank) returns in each of several gloo processes. They are forked from a process that has imported
+    torch already, which takes a process seconds."""
+    set_forkserver_preload(["test_distributed", "tico_ssl.bench.scaling", "torch.distributed.fsdp", "timm"])
+    arguments = (world, function, free_port(), str(folder), dict(os.environ))
+    mp.start_processes(_worker, arguments, world, start_method="forkserver")
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
+
+
+def _worker(rank, world, function, port, folder, environment):
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    os.environ |= environment | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
     try:
         torch.save(function(rank), f"{folder}/{rank}.pt")
     finally:
@@ -62,18 +71,18 @@ def one_step(method: nn.Module, views, steps: int = 3):
     history = []
     for _ in range(steps):
         output = method(Batch(views, torch.arange(len(views[0]))))
-        core = method.module if hasattr(method, "module") else method
-        for parameter in core.parameters():
+        for parameter in method.parameters():
             parameter.grad = None
         output.loss.backward()
+        distributed.average_gradients(method.parameters())
         with torch.no_grad():
-            for parameter in core.parameters():
+            for parameter in method.parameters():
                 if parameter.grad is not None:
                     parameter -= 0.5 * parameter.grad
-        core.after_step(0.3)
+        method.after_step(0.3)
         history.append(distributed.all_mean(output.loss.detach()))
-    gradients = {name: p.grad for name, p in core.named_parameters() if p.grad is not None}
-    return {"loss": torch.stack(history), "gradient": gradients, "state": core.state_dict()}
+    gradients = {name: p.grad for name, p in method.named_parameters() if p.grad is not None}
+    return {"loss": torch.stack(history), "gradient": gradients, "state": method.state_dict()}
 
 
 def make(detach: bool, symmetric: bool):
@@ -87,32 +96,24 @@ def the_views():
     return tuple(torch.randn(8, 3, 8, 8, generator=generator, dtype=torch.float64) for _ in range(2))
 
 
-def share(rank, detach, symmetric):
-    method = share_statistics(make(detach, symmetric))
-    parallel = nn.parallel.DistributedDataParallel(method, broadcast_buffers=False)
+FORMS = {"live": (False, False), "detached": (True, False), "symmetric": (False, True)}
+
+
+def share(rank):
     mine = slice(4 * rank, 4 * rank + 4)
-    return one_step(parallel, tuple(view[mine] for view in the_views()))
+    views = tuple(view[mine] for view in the_views())
+    return {name: one_step(share_statistics(make(*form)), views) for name, form in FORMS.items()}
 
 
-def share_live(rank):
-    return share(rank, False, False)
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    return in_two_processes(share, tmp_path_factory.mktemp("both"))
 
 
-def share_detached(rank):
-    return share(rank, True, False)
-
-
-def share_symmetric(rank):
-    return share(rank, False, True)
-
-
-@pytest.mark.parametrize(
-    ("function", "detach", "symmetric"),
-    [(share_live, False, False), (share_detached, True, False), (share_symmetric, False, True)],
-)
-def test_two_processes_equal_one(tmp_path, function, detach, symmetric):
-    alone = one_step(make(detach, symmetric), the_views())
-    for together in in_two_processes(function, tmp_path):
+@pytest.mark.parametrize("form", FORMS)
+def test_two_processes_equal_one(both, form):
+    alone = one_step(make(*FORMS[form]), the_views())
+    for together in (part[form] for part in both):
         torch.testing.assert_close(together["loss"], alone["loss"], rtol=1e-11, atol=1e-12)
         assert together["gradient"].keys() == alone["gradient"].keys()
         for name, gradient in alone["gradient"].items():

@@ -243,7 +243,7 @@ def made_steps(recipe, device, steps=10, overlap=True, dtype=torch.float32):
     method = build_method(recipe, device, dtype)
     optimizer, views = build_optimizer(method, recipe.optimizer, 1e-3, method.fixed_rate()), views_of(recipe, dtype)
     execution = recipe.training.execution
-    step = Step(method, method, optimizer, views, dtype, device, execution=execution, overlap=overlap)
+    step = Step(method, optimizer, views, dtype, device, execution=execution, overlap=overlap)
     losses = []
     for number in range(steps):
         torch.manual_seed(number)
@@ -406,19 +406,20 @@ def test_images_that_do_not_suit_are_refused_before_the_first_step(method, tmp_p
 
 def descended(method, batch, steps=2):
     """A few steps of plain gradient descent; all that two processes and one must agree in."""
-    core, history = getattr(method, "module", method), []
-    trained = {key: parameter for key, parameter in core.named_parameters() if parameter.requires_grad}
+    history = []
+    trained = {key: parameter for key, parameter in method.named_parameters() if parameter.requires_grad}
     for number in range(steps):
         optimizer = torch.optim.SGD(trained.values(), lr=1e-3)
         torch.manual_seed(5)  # the same draws in all processes
         output = method(batch)
         optimizer.zero_grad()
         output.loss.backward()
+        distributed.average_gradients(trained.values())
         optimizer.step()
-        core.after_step(number / steps)
+        method.after_step(number / steps)
         history.append(distributed.all_mean(output.loss.detach()))
     gradients = {key: parameter.grad for key, parameter in trained.items()}
-    return {"loss": torch.stack(history), "gradient": gradients, "state": core.state_dict()}
+    return {"loss": torch.stack(history), "gradient": gradients, "state": method.state_dict()}
 
 
 def exact(name):
@@ -432,8 +433,7 @@ def share(rank):
     for name in FORMS:
         whole = batch_of(RECIPES[name], dtype=torch.float64)
         batch = Batch(tuple(view[half] for view in whole.views), whole.index[half], whole.label[half])
-        parallel = nn.parallel.DistributedDataParallel(share_statistics(exact(name)), broadcast_buffers=False)
-        results[name] = descended(parallel, batch)
+        results[name] = descended(share_statistics(exact(name)), batch)
     return results
 
 

@@ -326,7 +326,7 @@ def diagnosed(where, lr=0.1):
     raw = RawBatch(torch.randn(8, 3, 2, 2), torch.zeros(8, 1), torch.arange(8))
     if where == "views":
         raw.pixels[3, 0, 0, 0] = NAN
-    return diagnose(Step(method, method, optimizer, Pictures(), torch.float32, CPU), raw, lr, 0.0)
+    return diagnose(Step(method, optimizer, Pictures(), torch.float32, CPU), raw, lr, 0.0)
 
 
 @pytest.mark.parametrize(

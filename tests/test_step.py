@@ -2,6 +2,7 @@
 
 import copy
 import shutil
+import socket
 
 import pytest
 import torch
@@ -14,11 +15,11 @@ from tico_ssl.networks.batch_norm import kept_statistics
 from tico_ssl.networks.recomputing import recompute_blocks
 from tico_ssl.optim.groups import build_optimizer, load_optimizer
 from tico_ssl.pipeline.loader import RawBatch
-from tico_ssl.runtime import fallbacks
+from tico_ssl.runtime import distributed, fallbacks
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.pretrain import build_method
 from tico_ssl.training.start import pretrain
-from tico_ssl.training.step import Step, resolve_execution
+from tico_ssl.training.step import Step, _anyones, resolve_execution
 from tico_ssl.views.executor import Views
 
 CPU = torch.device("cpu")
@@ -51,9 +52,7 @@ def trained(recipe, device, steps=STEPS, lr=0.01):
     method = build_method(recipe, device, precision)
     views = Views(recipe.views, recipe.data.image_size, recipe.data.mean, recipe.data.std, precision)
     optimizer = build_optimizer(method, recipe.optimizer)
-    step = Step(
-        method, method, optimizer, views, precision, device, training.clip_gradient, training.execution, training.parts
-    )
+    step = Step(method, optimizer, views, precision, device, training.clip_gradient, training.execution, training.parts)
     generator = torch.Generator().manual_seed(0)
     losses = []
     for number in range(steps):
@@ -62,6 +61,7 @@ def trained(recipe, device, steps=STEPS, lr=0.01):
         raw = RawBatch(images.to(device), decisions.to(device), torch.arange(16, device=device))
         outcome = step(raw, lr * (number + 1) / steps, number / steps)
         losses.append(float(outcome.output.loss.detach()))
+    step.close()
     return losses, {name: value.cpu() for name, value in method.state_dict().items()}
 
 
@@ -83,6 +83,43 @@ def test_auto_is_captured_on_one_gpu_and_eager_elsewhere():
     assert resolve_execution("captured", CPU) == "eager"
     assert resolve_execution("compiled and captured", CPU) == "compiled"
     assert resolve_execution("compiled", GPU) == "compiled"
+
+
+def test_several_processes_capture_as_well_but_nothing_that_is_compiled(monkeypatch):
+    monkeypatch.setattr(distributed, "active", lambda: True)
+    assert resolve_execution("auto", GPU) == "captured"
+    assert resolve_execution("auto", CPU) == "eager"
+    assert resolve_execution("compiled and captured", GPU) == "compiled"
+
+
+def test_a_step_is_captured_in_all_processes_or_in_none(monkeypatch):
+    mine = RuntimeError("a value\nwas asked for")
+    assert (_anyones(None), _anyones(mine)) == (None, mine)
+    monkeypatch.setattr(distributed, "everyone", lambda value: [value, None, "out of memory"])
+    assert str(_anyones(None)) == "process 2: out of memory"
+    assert _anyones(mine) is mine
+
+
+@needs_gpu
+def test_recorded_collectives_of_one_process_change_no_bit(monkeypatch):
+    """A process group of one process, taken for one of several: gradients, statistics and covariance go through NCCL in
+    the captured step. Without cuDNN, whose algorithms are chosen by their speed."""
+    recipe = recipe_of(**{"training.execution": "captured"})
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MASTER_PORT", str(probe.getsockname()[1]))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with torch.backends.cudnn.flags(enabled=False):
+        plain = trained(recipe, GPU)
+        torch.distributed.init_process_group("nccl", rank=0, world_size=1, device_id=GPU)
+        try:
+            monkeypatch.setattr(distributed, "active", torch.distributed.is_initialized)
+            recorded = trained(recipe, GPU)
+        finally:
+            torch.distributed.destroy_process_group()
+    assert fallbacks.drain() == {}
+    assert recorded[0] == plain[0]
+    assert [name for name, value in plain[1].items() if not torch.equal(value, recorded[1][name])] == []
 
 
 DOUBLE = {"training.precision": "fp64"}  # in float32 twenty steps carry rounding on to the second digit
@@ -198,7 +235,7 @@ def test_parts_give_the_gradient_and_the_covariance_of_the_whole_batch(parts, de
     whole = method(batch)
     whole.loss.backward()
     views = Views(recipe_of().views, 6, (0.0,) * 3, (1.0,) * 3, torch.float64)
-    step = Step(other, other, torch.optim.SGD(other.parameters()), views, torch.float64, CPU, parts=parts)
+    step = Step(other, torch.optim.SGD(other.parameters()), views, torch.float64, CPU, parts=parts)
     output = step._in_parts(batch)
 
     torch.testing.assert_close(output.loss, whole.loss)

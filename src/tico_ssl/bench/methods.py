@@ -134,7 +134,7 @@ def _time_method(subject: Subject, seconds: float, reference: MethodCost | None)
     method.check_data(len(subject.source), torch.zeros(1, dtype=torch.int64) if labels is None else labels)
     optimizer = build_optimizer(method, recipe.optimizer)
     clip = recipe.training.clip_gradient
-    step = Step(method, method, optimizer, subject.views, subject.precision, device, clip, "auto")
+    step = Step(method, optimizer, subject.views, subject.precision, device, clip, "auto")
     last: list[Outcome] = []
 
     def work(raw: RawBatch = subject.raw) -> None:

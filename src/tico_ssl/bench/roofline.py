@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from tico_ssl.bench.ceilings import Ceilings
 from tico_ssl.config.recipe import Recipe
@@ -19,7 +20,7 @@ from tico_ssl.runtime.randomness import generator
 from tico_ssl.training.pretrain import build_method
 from tico_ssl.views.executor import Views
 
-COUNTED = (nn.Conv2d, nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d, nn.MaxPool2d)
+COUNTED = (nn.Conv2d, nn.Linear, _BatchNorm, nn.MaxPool2d)
 NORM_FORWARD = 3  # passes over the activation: read for the statistics, read and write to normalise
 NORM_BACKWARD = 5  # read gradient and activation for two sums, read both again, write the gradient
 IMAGES = 2  # in the traced forward pass: the fewest that BatchNorm takes

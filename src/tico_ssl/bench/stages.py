@@ -148,7 +148,7 @@ def time_execution(subject: Subject, execution: Execution, seconds: float) -> Sp
     ready = replace(raw, pixels=subject.views.make(raw.pixels, raw.decisions))
 
     def step_with(views: Views) -> Step:
-        return Step(method, method, optimizer, views, subject.precision, device, clip, execution)
+        return Step(method, optimizer, views, subject.precision, device, clip, execution)
 
     step = step_with(ReadyViews(recipe.views, data.image_size, data.mean, data.std))
     network = time_calls(lambda: step(ready, LR, PROGRESS), seconds, device)

@@ -112,9 +112,11 @@ class BestEpoch:
 
     def __call__(self, epoch: int, epochs: int, classifier: Classifier) -> None:
         """After an epoch; not after every one if there are many."""
-        if not distributed.is_main() or (epoch < epochs and epoch % -(-epochs // CHOICES)):
+        if epoch < epochs and epoch % -(-epochs // CHOICES):
             return
         found = self._accuracy(classifier) if len(self.validation) else 0.0
+        if not distributed.is_main():
+            return
         if self.highest is None and self.file.is_file():  # the training was resumed
             self.highest = _numbers(read_classifier(self.file)[1])["validation_top1"]
         if self.highest is None or found >= self.highest:
@@ -128,7 +130,7 @@ class BestEpoch:
         return ImageClassifier(classifier.backbone, head, self.classes)
 
     def _accuracy(self, classifier: Classifier) -> float:
-        features, places = extract(classifier.backbone, self.validation, self.context.device)
+        features, places = extract(classifier.backbone, self.validation, self.context.device, together=True)
         scores = classifier.scores(features)[0]
         classifier.heads.train()
         assert self.validation.labels is not None

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from tico_ssl.cli import classifying, computing, doctor, exporting, images, looking, lookup
+from tico_ssl.cli import classifying, computing, doctor, exporting, images, looking, lookup, planning
 from tico_ssl.cli._app import app
 from tico_ssl.runtime.errors import UserError, one_line
 from tico_ssl.runtime.interrupts import answered

@@ -201,6 +201,9 @@ class TrainingConfig(Section):
     execution: Execution = "auto"
     """eager, compiled (torch.compile, which takes a minute or two), or captured as a CUDA graph. auto: captured on one
     GPU, else eager."""
+    sharded: bool = False
+    """Several processes: each keeps a share of weights, gradients, optimiser state and target, which saves memory in
+    large vision transformers (FSDP2). Steps are eager; needs adamw or sgd."""
     recompute: bool = False
     """Activation checkpointing: recompute each block in the backward pass. Same result, less memory, about a quarter
     slower."""

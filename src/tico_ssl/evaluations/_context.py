@@ -258,7 +258,7 @@ def open_context(
         subject.checkpoint,
         seed,
         device,
-        FeatureCache(subject.home / "features" if cache else None, config.reduced_decoding, dtype),
+        FeatureCache(subject.home / "features" if cache else None, config.reduced_decoding, dtype, together=True),
         subject.home if cache else None,
         lambda shorter: opened(shorter)[:2],
         subject.home if Path(run).expanduser().is_dir() else None,

@@ -15,6 +15,7 @@ from torch import Tensor
 from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.source import Source
 from tico_ssl.pipeline.workers import AHEAD, CAN_FORK, ahead, chosen_workers, shared_ring
+from tico_ssl.runtime import distributed
 
 BATCH = 256
 CHUNK = 16  # maximum number of images per work item
@@ -43,9 +44,21 @@ class _Piece(NamedTuple):
     begin: int
 
 
+def own_share(source: Source) -> tuple[Source, Tensor]:
+    """The images of this process among several, and their indices in the source: whole batches in turn, since a network
+    may round differently in a batch of another size."""
+    if not distributed.active():
+        return source, torch.arange(len(source))
+    batches = torch.arange(len(source)).split(BATCH)[distributed.rank() :: distributed.world_size()]
+    mine = torch.cat([torch.empty(0, dtype=torch.int64), *batches])
+    return source.subset(mine), mine
+
+
 def prepared_batches(source: Source, prepare: Prepare, shape: Shape, device: torch.device) -> Iterator[Batch]:
     """Batches in order, `shape` (C, H, W) being that of a prepared image; images that cannot be read are left out. A
     batch is valid until the next one is requested."""
+    if not len(source):  # the share of one process of many
+        return
     if source.images is None:
         yield from _decoded(source, prepare, shape, device)
         return

@@ -37,6 +37,8 @@ class FeatureCache:
     """Whether large JPEGs are decoded at a fraction of their size."""
     dtype: torch.dtype = torch.float32
     """Of matrix products: float32 or bf16."""
+    together: bool = False
+    """Whether all processes ask for the same features, so that each may extract a share."""
 
     def extract(
         self,
@@ -62,14 +64,20 @@ class FeatureCache:
         given = [ready(backbone) for backbone in backbones]
         files = self._files(given, source, device, whole)
         found = [None if file is None else _read(file) for file in files]
-        if missing := [number for number, known in enumerate(found) if known is None]:
+        if missing := self._missing(found):
             networks = [given[number].built for number in missing]
-            made = extract_all(networks, source, device, label, whole, self.dtype)
+            made = extract_all(networks, source, device, label, whole, self.dtype, self.together)
             for number, one in zip(missing, made, strict=True):
                 found[number] = one
                 if (file := files[number]) is not None and distributed.is_main():
                     _write(file, one)
         return [one for one in found if one is not None]
+
+    def _missing(self, found: Sequence[Extracted | None]) -> list[int]:
+        """The numbers of those that are not known, to any of the processes if they extract together: the main one may
+        write a file just before another one looks for it."""
+        lacking = [float(known is None) for known in found]
+        return [number for number, yes in enumerate(distributed.all_max(lacking) if self.together else lacking) if yes]
 
     def _files(
         self, backbones: Sequence[LazyBackbone], source: Source, device: torch.device, whole: bool

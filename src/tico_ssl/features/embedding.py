@@ -29,7 +29,8 @@ def embed(
     """Write features, paths, splits and labels (if any) of images as .npz, .npy, .csv, .parquet or .pt.
 
     `run` is a run folder, a backbone file, or a model by name with a file of its `weights`. Features are kept in a
-    folder beside `out` until all are there: if this is killed, the same call continues. With `bf16` they are computed
+    folder beside `out` until all are there: if this is killed, the same call continues. Under a launcher every process
+    computes a share of them. With `bf16` they are computed
     in bf16, with `normalise` divided by their length."""
     out = Path(out).expanduser()
     require_kind(out, SUFFIXES, "features")
@@ -42,6 +43,7 @@ def embed(
     from tico_ssl.features.feature_store import fill, opened_store, store_key
     from tico_ssl.features.subjects import open_model
     from tico_ssl.features.tables import Table, write_table
+    from tico_ssl.runtime import distributed
     from tico_ssl.runtime.device import choose_device, tune_process
 
     device = choose_device()
@@ -49,12 +51,16 @@ def embed(
     subject = open_model(run, data, weights)
     backbone, dtype = subject.backbone, torch.bfloat16 if bf16 else torch.float32
     album = open_album(subject.data, backbone.config.channels, split)
-    key = store_key(backbone, album.fingerprint(), device, dtype, normalise)
-    with opened_store(out.with_name(f"{out.name}.partial"), key, backbone.width) as store:
-        fill(store, album, backbone, device, dtype, normalise)
-        write_table(Table(album, store.places(), store.matrix()), out)
-        name_bad_files(album, store.bad, out.with_name(f"{out.name}.bad_files.jsonl"))
-        store.clear()
+    with distributed.session(device):
+        if not distributed.is_main():  # which computes its share, and leaves the writing to the main process
+            fill(None, album, backbone, device, dtype, normalise)
+            return out
+        key = store_key(backbone, album.fingerprint(), device, dtype, normalise)
+        with opened_store(out.with_name(f"{out.name}.partial"), key, backbone.width) as store:
+            fill(store, album, backbone, device, dtype, normalise)
+            write_table(Table(album, store.places(), store.matrix()), out)
+            name_bad_files(album, store.bad, out.with_name(f"{out.name}.bad_files.jsonl"))
+            store.clear()
     return out
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from tico_ssl.data.source import Source
-from tico_ssl.features.batches import prepared_batches
+from tico_ssl.features.batches import own_share, prepared_batches
 from tico_ssl.networks.backbones import Backbone
+from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import autocast
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import track
@@ -62,10 +63,12 @@ def extract(
     label: str | None = None,
     whole: bool = False,
     dtype: torch.dtype = torch.float32,
+    together: bool = False,
 ) -> Extracted:
     """Features of every image's central crop, or of the whole image (squash resize), in evaluation mode. The
-    backbone's mode is restored. With bf16 as `dtype`, matrix products are in bf16; features are float32 in any case."""
-    return extract_all([backbone], source, device, label, whole, dtype)[0]
+    backbone's mode is restored. With bf16 as `dtype`, matrix products are in bf16; features are float32 in any case.
+    `together`: all processes make this call, each for a share of the images, and have all features afterwards."""
+    return extract_all([backbone], source, device, label, whole, dtype, together)[0]
 
 
 @torch.no_grad()
@@ -76,22 +79,35 @@ def extract_all(
     label: str | None = None,
     whole: bool = False,
     dtype: torch.dtype = torch.float32,
+    together: bool = False,
 ) -> list[Extracted]:
     """The same for several backbones, in one pass over the images if all see the same pixels."""
     if len({_input(backbone) for backbone in backbones}) > 1:
-        return [extract(backbone, source, device, label, whole, dtype) for backbone in backbones]
-    gathered = [_Rows() for _ in backbones]
+        return [extract(backbone, source, device, label, whole, dtype, together) for backbone in backbones]
+    share, mine = own_share(source) if together else (source, torch.arange(len(source)))
+    gathered = [_Rows(backbone) for backbone in backbones]
     places: list[int] = []
-    for features, at in feature_batches(backbones, source, device, label, whole, dtype):
+    for features, at in feature_batches(backbones, share, device, label, whole, dtype):
         for batch, rows in zip(features, gathered, strict=True):
             rows.add(batch)
         places += at
-    if not places:
+    found = [Extracted(rows.all(), mine[places]) for rows in gathered]
+    if together:
+        found = [in_order(*one) for one in found]
+    if not len(found[0].places):
         raise UserError(f"{source.name}: none of the {len(source)} images can be read")
-    found = [Extracted(rows.all(), torch.tensor(places)) for rows in gathered]
     for backbone, one in zip(backbones, found, strict=True):
         require_finite(backbone, one.features)
     return found
+
+
+def in_order(features: Tensor, places: Tensor) -> Extracted:
+    """The features of all processes' images on the CPU, in the order of the images."""
+    if not distributed.active():
+        return Extracted(features.cpu(), places)
+    everywhere = distributed.rows_of_all(places)
+    order = everywhere.argsort()
+    return Extracted(distributed.rows_of_all(features)[order], everywhere[order])
 
 
 @torch.no_grad()
@@ -137,9 +153,9 @@ def _evaluating(backbones: Sequence[Backbone], device: torch.device) -> Iterator
 class _Rows:
     """Features of one batch after the other, moved to the CPU now and then."""
 
-    def __init__(self) -> None:
+    def __init__(self, backbone: Backbone) -> None:
         self._waiting: list[Tensor] = []
-        self._moved: list[Tensor] = []
+        self._moved = [torch.empty(0, backbone.width, dtype=next(backbone.parameters()).dtype)]
 
     def add(self, features: Tensor) -> None:
         self._waiting.append(features)

@@ -12,8 +12,9 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 import torch
@@ -23,10 +24,11 @@ from torch import Tensor
 from tico_ssl.data.bad_files import reason_unread
 from tico_ssl.data.source import Source
 from tico_ssl.features.album import Album
-from tico_ssl.features.batches import BATCH
-from tico_ssl.features.extraction import feature_batches, require_finite
+from tico_ssl.features.batches import BATCH, own_share
+from tico_ssl.features.extraction import feature_batches, in_order, require_finite
 from tico_ssl.features.lazy import described, memory_of, weights_digest
 from tico_ssl.networks.backbones import Backbone
+from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.json_lines import Line, append_json_line, parsed_lines, sealed, unsealed, write_json_lines
 from tico_ssl.runtime.locks import alone_in
@@ -129,7 +131,7 @@ def store_key(backbone: Backbone, images: str | None, device: torch.device, dtyp
 
 
 def fill(
-    store: FeatureStore,
+    store: FeatureStore | None,
     album: Album,
     backbone: Backbone,
     device: torch.device,
@@ -137,20 +139,24 @@ def fill(
     unit: bool = False,
     label: str | None = "embedding",
 ) -> None:
-    """Compute the features that are missing; `unit`: each divided by its length."""
-    if 0 < store.done < len(album) and label:
-        say(f"continuing after {store.done:,} of {len(album):,} images")
+    """Compute the features that are missing; `unit`: each divided by its length. Of several processes each computes a
+    share, and the main one has the store."""
+    begun, rows = distributed.everyone((0, 0) if store is None else (store.done, store.rows))[0]
+    if 0 < begun < len(album) and label:
+        say(f"continuing after {begun:,} of {len(album):,} images")
     for part, end in zip(album.parts, album.ends, strict=True):
-        offset = max(store.done, end - len(part.source))
+        offset = max(begun, end - len(part.source))
         if offset >= end:
             continue
         source = part.source if offset == end - len(part.source) else _last(part.source, end - offset)
-        for features, places, done in _blocks(backbone, source, device, dtype, label):
-            require_finite(backbone, features)
-            unread = sorted(set(range(store.done - offset, done)) - set(places))
-            bad = {offset + place: reason_unread(source, place) for place in unread}
-            store.append(F.normalize(features, dim=1) if unit else features, bad, offset + done)
-    if not store.rows:
+        for block in _blocks(backbone, source, device, dtype, label):
+            require_finite(backbone, block.features)
+            rows += len(block.features)
+            if store is not None:
+                unread = sorted(set(range(block.begin, block.end)) - set(block.places.tolist()))
+                bad = {offset + place: reason_unread(source, place) for place in unread}
+                store.append(F.normalize(block.features, dim=1) if unit else block.features, bad, offset + block.end)
+    if not rows:
         raise UserError(f"{album.parts[0].source.name}: none of the {len(album)} images can be read")
 
 
@@ -158,21 +164,31 @@ def _last(source: Source, count: int) -> Source:
     return source.subset(torch.arange(len(source) - count, len(source)))
 
 
+class _Block(NamedTuple):
+    """Features of the images from `begin` to `end` on the CPU, and the images' indices; some may be unreadable."""
+
+    begin: int
+    end: int
+    features: Tensor
+    places: Tensor
+
+
 def _blocks(
     backbone: Backbone, source: Source, device: torch.device, dtype: torch.dtype, label: str | None
-) -> Iterator[tuple[Tensor, list[int], int]]:
-    """Features on the CPU of a block of images after the other, the images' indices, and how many were tried so far.
-    Blocks end where batches do: a network may round differently in a batch of another size."""
-    waiting: list[Tensor] = []
-    places: list[int] = []
-    begin = 0
-    for (features,), at in feature_batches([backbone], source, device, label, dtype=dtype):
-        waiting.append(features)
-        places += at
-        done = min((at[-1] // BATCH + 1) * BATCH, len(source))
-        if done - begin >= BLOCK:
-            yield torch.cat(waiting).float().cpu(), places, done
-            waiting, places, begin = [], [], done
-    if begin < len(source):
-        rows = torch.cat(waiting).float().cpu() if waiting else torch.zeros(0, backbone.width)
-        yield rows, places, len(source)
+) -> Iterator[_Block]:
+    """One block of images after the other, to which every process contributes BLOCK images. Blocks end where batches
+    do: a network may round differently in a batch of another size."""
+    share, mine = own_share(source)
+    batches = feature_batches([backbone], share, device, label, dtype=dtype)
+    groups = groupby(batches, key=lambda batch: batch[1][0] // BLOCK)
+    group = next(groups, None)
+    step = BLOCK * distributed.world_size()
+    for number, begin in enumerate(range(0, len(source), step)):
+        rows, places = [torch.empty(0, backbone.width)], list[int]()
+        if group is not None and group[0] == number:  # else none of its images can be read
+            for (features,), at in group[1]:
+                rows.append(features.float())
+                places += at
+            group = next(groups, None)
+        own = torch.cat([part.cpu() for part in rows])
+        yield _Block(begin, min(begin + step, len(source)), *in_order(own, mine[places]))

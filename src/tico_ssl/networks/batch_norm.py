@@ -1,12 +1,12 @@
 """BatchNorm: statistics of the global batch over processes, and calibration of running statistics.
 
-torch's SyncBatchNorm supports GPUs only. On CPUs the same is done with two differentiable sums, which tests compare
-with one process that has the whole batch.
+torch's SyncBatchNorm supports GPUs only. On CPUs the same is done with one gather in the forward pass and one sum in
+the backward pass, which tests compare with one process that has the whole batch.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +31,9 @@ class SharedBatchNorm(_BatchNorm):
         shape = [-1 if axis == 1 else 1 for axis in range(input.ndim)]
         world = distributed.world_size()
         given, input = input.dtype, input.to(torch.promote_types(input.dtype, torch.float32))  # as torch's BatchNorm
-        mean = distributed.all_sum(input.mean(axes)) / world
-        variance = distributed.all_sum((input - mean.view(shape)).square().mean(axes)) / world
-        self._track(mean.detach(), variance.detach(), world * input.numel() // input.shape[1])
-        output = (input - mean.view(shape)) * (variance.view(shape) + self.eps).rsqrt()
+        mean, variance = _joint_moments(input.detach(), axes)
+        self._track(mean, variance, world * input.numel() // input.shape[1])
+        output: Tensor = _Normalised.apply(input, mean.view(shape), (variance.view(shape) + self.eps).rsqrt(), axes)
         if self.weight is not None:
             output = output * self.weight.view(shape) + self.bias.view(shape)
         return output.to(given)
@@ -46,6 +45,34 @@ class SharedBatchNorm(_BatchNorm):
         momentum = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
         self.running_mean.lerp_(mean, momentum)
         self.running_var.lerp_(variance * count / max(1, count - 1), momentum)
+
+
+def _joint_moments(input: Tensor, axes: list[int]) -> tuple[Tensor, Tensor]:
+    """Mean and variance over all processes, from those of each."""
+    variance, mean = torch.var_mean(input, axes, correction=0)
+    means, variances = distributed.stacked(torch.stack([mean, variance]), distributed.STATISTICS).unbind(1)
+    joint = means.mean(0)
+    return joint, variances.mean(0) + (means - joint).square().mean(0)
+
+
+class _Normalised(torch.autograd.Function):
+    """(x - mean) / deviation, of which both depend on x in all processes: dx = (z - mean(z) - y mean(z y)) / deviation,
+    the means over all of them."""
+
+    @staticmethod
+    def forward(context: Any, input: Tensor, mean: Tensor, inverse: Tensor, axes: list[int]) -> Tensor:
+        output = (input - mean) * inverse
+        context.save_for_backward(output, inverse)
+        context.axes = axes
+        return output
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        output, inverse = context.saved_tensors
+        z, axes = gradients[0], context.axes
+        means = torch.stack([z.mean(axes, keepdim=True), (z * output).mean(axes, keepdim=True)])
+        mean_z, mean_product = distributed.add_up(means, distributed.STATISTICS) / distributed.world_size()
+        return (z - mean_z - output * mean_product) * inverse, None, None, None
 
 
 def share_statistics(model: M) -> M:

@@ -1,7 +1,7 @@
 """ResNets with fused BatchNorm, residual sum and ReLU on a GPU.
 
 Only the forward functions of blocks are replaced: parameters, their names and the result stay the same, and each block
-falls back to torch's modules where the kernels do not apply (evaluation, several processes, a CPU).
+falls back to torch's modules where the kernels do not apply (float64, a CPU).
 """
 
 from typing import NamedTuple
@@ -9,10 +9,13 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from tico_ssl.networks.backbones import Backbone, NarrowResNet
+from tico_ssl.networks.batch_norm import SharedBatchNorm
 from tico_ssl.networks.weight_standardisation import EPSILON, StandardisedConv2d, standardise
+from tico_ssl.runtime import distributed
 
 try:
     from tico_ssl.networks import fused_kernels
@@ -30,6 +33,7 @@ class Twice(NamedTuple):
     views: int = 1
 
 
+SHARED = (nn.SyncBatchNorm, SharedBatchNorm)  # whose statistics are those of all processes
 DEVICES = ("cuda",)  # tests add the CPU, with Triton's interpreter
 JOINED_PIXELS = 2**22  # of all views together, above which one view fills a GPU
 
@@ -51,9 +55,10 @@ def norm_act_twice(
     norm: nn.Module, x: Tensor, residual: Tensor | None = None, relu: bool = True, views: int = 1
 ) -> Twice:
     """The same, returned twice for two consumers."""
-    if type(norm) is nn.BatchNorm2d and _suits(norm, x):
+    if isinstance(norm, _BatchNorm) and type(norm) in (nn.BatchNorm2d, *SHARED) and _suits(norm, x):
         if norm.training:
-            return Twice(*fused_kernels.norm_act(norm, x, residual, relu, views), views)
+            shared = type(norm) in SHARED and distributed.active()
+            return Twice(*fused_kernels.norm_act(norm, x, residual, relu, views, shared), views)
         if not torch.is_grad_enabled():
             y = fused_kernels.running_norm_act(norm, x, residual, relu)
             return Twice(y, y, views)
@@ -69,7 +74,7 @@ def max_pool(pool: nn.Module, x: Tensor) -> Tensor:
     return fused_kernels.max_pool(x) if usual and _lies_well(x) else pool(x)
 
 
-def _suits(norm: nn.BatchNorm2d, x: Tensor) -> bool:
+def _suits(norm: _BatchNorm, x: Tensor) -> bool:
     usual = norm.affine and norm.track_running_stats and norm.momentum is not None
     return usual and _lies_well(x) and x.dtype != torch.float64
 

@@ -12,6 +12,9 @@ With the rows of a channels-last activation as x (M, C), scale = weight / sqrt(v
 
 A batch may consist of several views, equal parts of its rows, each with its own mean and variance: convolutions then
 run once over all of them, and the result is that of one pass per view.
+
+Several processes, each with an equal share of the batch, exchange mean and variance in the forward pass (one gather)
+and both means of the gradient in the backward pass (one sum); the rest is the same.
 """
 
 from typing import Any
@@ -19,7 +22,10 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm as Norm
+
+from tico_ssl.runtime import distributed
 
 TILE = 4096  # values per tile of a program
 FINISHED = 16  # channels per program that reduces partial sums
@@ -29,14 +35,15 @@ MANY_ROWS = 65536  # from which wide tiles read faster. All measured on an H200.
 
 
 def norm_act(
-    norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, relu: bool, views: int = 1
+    norm: Norm, x: Tensor, residual: Tensor | None, relu: bool, views: int = 1, shared: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """relu(norm(x) + residual) of a BatchNorm in training, for two consumers; the kernel adds their gradients."""
-    both: tuple[Tensor, Tensor] = _NormAct.apply(x, norm.weight, norm.bias, residual, norm, relu, views)
+    """relu(norm(x) + residual) of a BatchNorm in training, for two consumers; the kernel adds their gradients. If
+    `shared`, statistics are those of all processes."""
+    both: tuple[Tensor, Tensor] = _NormAct.apply(x, norm.weight, norm.bias, residual, norm, relu, views, shared)
     return both
 
 
-def running_norm_act(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
+def running_norm_act(norm: Norm, x: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
     """relu(norm(x) + residual) of a BatchNorm in evaluation mode, without a gradient."""
     channels = x.shape[1]
     rows = x.numel() // channels
@@ -69,9 +76,10 @@ class _NormAct(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor,
         residual: Tensor | None,
-        norm: nn.BatchNorm2d,
+        norm: Norm,
         relu: bool,
         views: int,
+        shared: bool,
     ) -> tuple[Tensor, Tensor]:
         context.set_materialize_grads(False)  # often there is one consumer
         channels = x.shape[1]
@@ -84,21 +92,27 @@ class _NormAct(torch.autograd.Function):
         partial, splits, shape = _plan(x, rows, channels, views, 128 if rows * views > MANY_ROWS else 64)
         warps = 8 if shape[2] == 64 else 4
         _sums[(splits, shape[0], views)](x, partial, rows, channels, splits, *shape[1:], num_warps=warps)
-        _finish_sums[(triton.cdiv(channels, FINISHED),)](
+        finishing, shares = (triton.cdiv(channels, FINISHED),), 0
+        if shared:
+            local = torch.empty((views, 2, channels), device=x.device, dtype=torch.float32)
+            _moments[finishing](partial, x, local, rows, channels, splits, views, FINISHED)
+            partial = distributed.stacked(local, distributed.STATISTICS)
+            shares = len(partial)
+        _finish_sums[finishing](
             partial, x, weight, bias, statistics, norm.running_mean, norm.running_var, norm.num_batches_tracked,
-            rows, channels, splits, views, norm.eps, norm.momentum, FINISHED,
+            rows, channels, splits, views, norm.eps, norm.momentum, shares, FINISHED,
         )  # fmt: skip
         grid = triton.cdiv(rows, shape[1]), shape[0], views
         other = x if residual is None else residual
         _transform[grid](x, other, statistics, y, rows, channels, residual is not None, relu, *shape[1:])
         context.save_for_backward(x, weight, statistics, y if residual is not None and relu else x)
-        context.settings = residual is not None, relu, bias.dtype, views
+        context.settings = residual is not None, relu, bias.dtype, views, shares
         return y, y.detach()
 
     @staticmethod
     def backward(context: Any, dy: Tensor | None, other_dy: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight, statistics, y = context.saved_tensors
-        has_residual, relu, bias_dtype, views = context.settings
+        has_residual, relu, bias_dtype, views, shares = context.settings
         first, second = (None if d is None else d.contiguous(memory_format=torch.channels_last) for d in (dy, other_dy))
         if first is None:
             first, second = second, None
@@ -118,12 +132,14 @@ class _NormAct(torch.autograd.Function):
         # d bias, d weight, and for each view the two means of the formula above
         sums = torch.empty((2 + 2 * views, channels), device=x.device, dtype=torch.float32)
         _finish_gradient_sums[(triton.cdiv(channels, FINISHED),)](
-            partial, statistics, sums, rows, channels, splits, views, FINISHED
+            partial, statistics, sums, rows * max(1, shares), channels, splits, views, FINISHED
         )
+        if shares:
+            distributed.add_up(sums[2:], distributed.STATISTICS)
         dx = torch.empty_like(x)
         grid = triton.cdiv(rows, shape[1]), shape[0], views
         _gradient[grid](z, x, statistics, sums, dx, rows, channels, gate == 1 and not keeps, *shape[1:])
-        return dx, sums[1].to(weight.dtype), sums[0].to(bias_dtype), z if has_residual else None, None, None, None
+        return dx, sums[1].to(weight.dtype), sums[0].to(bias_dtype), z if has_residual else None, *[None] * 4
 
 
 def _plan(
@@ -195,21 +211,59 @@ def _added(partial, view, channels, splits, channel, known, across: tl.constexpr
 
 
 @triton.jit
+def _own_moments(partial, x, view, rows, channels, splits, channel, known, across: tl.constexpr):
+    """Mean and variance of a view that begins at x, from its partial sums."""
+    first, second = _added(partial, view, channels, splits, channel, known, across)
+    origin = tl.load(x + channel, known, 0.0).to(tl.float32)
+    mean = first / rows
+    variance = tl.maximum(second / rows - mean * mean, 0.0)
+    return mean + origin, variance
+
+
+@triton.jit
+def _moments(partial, x, out, rows, channels, splits, views, across: tl.constexpr):
+    """Mean and variance of every view in this process."""
+    channel = tl.program_id(0) * across + tl.arange(0, across)
+    known = channel < channels
+    for view in range(views):
+        mean, variance = _own_moments(partial, x, view, rows, channels, splits, channel, known, across)
+        tl.store(out + view * 2 * channels + channel, mean, known)
+        tl.store(out + (view * 2 + 1) * channels + channel, variance, known)
+        x += rows * channels
+
+
+@triton.jit
+def _joint_moments(moments, view, views, channels, shares: tl.constexpr, channel, known, across: tl.constexpr):
+    """Mean and variance of a view over all processes, from those of each."""
+    mean = tl.zeros((across,), tl.float32)
+    variance = tl.zeros((across,), tl.float32)
+    for share in range(shares):
+        mean += tl.load(moments + (share * views + view) * 2 * channels + channel, known, 0.0)
+    mean /= shares
+    for share in range(shares):
+        at = moments + (share * views + view) * 2 * channels + channel
+        apart = tl.load(at, known, 0.0) - mean
+        variance += tl.load(at + channels, known, 0.0) + apart * apart
+    return mean, variance / shares
+
+
+@triton.jit
 def _finish_sums(
     partial, x, weight, bias, statistics, running_mean, running_variance, batches,
-    rows, channels, splits, views, eps, momentum, across: tl.constexpr,
+    rows, channels, splits, views, eps, momentum, shares: tl.constexpr, across: tl.constexpr,
 ):  # fmt: skip
-    """Mean and variance, the coefficients of the transform, and the running statistics, which see view after view."""
+    """Mean and variance, the coefficients of the transform, and the running statistics, which see view after view. With
+    shares, `partial` holds the moments of each, otherwise sums."""
     channel = tl.program_id(0) * across + tl.arange(0, across)
     known = channel < channels
     average = tl.load(running_mean + channel, known, 0.0)
     spread = tl.load(running_variance + channel, known, 0.0)
+    everywhere = rows * shares if shares > 0 else rows
     for view in range(views):
-        first, second = _added(partial, view, channels, splits, channel, known, across)
-        origin = tl.load(x + channel, known, 0.0).to(tl.float32)
-        mean = first / rows
-        variance = tl.maximum(second / rows - mean * mean, 0.0)
-        mean += origin
+        if shares > 0:
+            mean, variance = _joint_moments(partial, view, views, channels, shares, channel, known, across)
+        else:
+            mean, variance = _own_moments(partial, x, view, rows, channels, splits, channel, known, across)
         inverse = 1 / tl.sqrt(variance + eps)
         scale = tl.load(weight + channel, known, 0.0).to(tl.float32) * inverse
         out = statistics + view * 4 * channels + channel
@@ -218,7 +272,7 @@ def _finish_sums(
         tl.store(out + 2 * channels, scale, known)
         tl.store(out + 3 * channels, tl.load(bias + channel, known, 0.0).to(tl.float32) - mean * scale, known)
         average += momentum * (mean - average)
-        spread += momentum * (variance * (rows / tl.maximum(rows - 1, 1)) - spread)
+        spread += momentum * (variance * (everywhere / tl.maximum(everywhere - 1, 1)) - spread)
         x += rows * channels
     tl.store(running_mean + channel, average, known)
     tl.store(running_variance + channel, spread, known)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tico_ssl.networks.backbones import each
+from tico_ssl.runtime import distributed
 
 Embeddings = tuple[Tensor, ...]
 RATES = {"DropPath": ("drop_prob",), "StochasticDepth": ("p",), "Dropout": ("p",)}  # of timm, torchvision and torch
@@ -38,8 +39,8 @@ class Target(nn.Sequential):
     @torch.no_grad()
     def follow(self, online: nn.Module, decay: float | Tensor) -> None:
         """target <- decay * target + (1 - decay) * online, over all parameters at once."""
-        followers: list[Tensor] = list(self.parameters())
-        leaders: list[Tensor] = list(online.parameters())
+        followers = [distributed.local(parameter) for parameter in self.parameters()]
+        leaders = [distributed.local(parameter) for parameter in online.parameters()]
         if isinstance(decay, Tensor):  # a tensor lets a captured step change its decay
             torch._foreach_mul_(followers, decay)
             torch._foreach_add_(followers, list(torch._foreach_mul(leaders, 1 - decay)))

@@ -32,6 +32,7 @@ MAY_CHANGE = (
     "data.store",
     "training.log_every",
     "training.loggers",
+    "training.sharded",
     "training.workers",
     "training.keep_",
     "training.checkpoint_",

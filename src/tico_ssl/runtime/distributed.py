@@ -5,14 +5,14 @@ Every function is the identity in a single process, so callers need not distingu
 
 import re
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from tico_ssl.runtime.launcher import launched, timeout_seconds
 from tico_ssl.runtime.peers import Lost, Peers
@@ -24,19 +24,55 @@ if TYPE_CHECKING:
 LOST_WORDS = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|timed out waiting", re.IGNORECASE)
 GO_ON = "start again, pretraining with --resume, to go on from the last checkpoint"
 
+BUCKET = 2**25  # bytes of gradients in one collective operation, and so of memory for it
+LOSS, GRADIENTS, STATISTICS = "loss and its state", "gradients", "BatchNorm"  # purposes of collective operations
+ROWS = 2**13  # rows of every process in one collective operation
+
+
+class Sent(NamedTuple):
+    """A collective operation of a step: a sum, or a gather or scatter in which every process has a share, and the bytes
+    of the sum or of a share; and what it is for."""
+
+    kind: Literal["sum", "gather", "scatter"]
+    bytes: int
+    purpose: str
+
+
+class _Pretence(NamedTuple):
+    """A process that stands for several."""
+
+    world: int
+    sent: list[Sent]
+
+
+_pretence: _Pretence | None = None
+
+
+@contextmanager
+def pretended(world: int) -> Iterator[list[Sent]]:
+    """Within, this process stands for several that are all alike: nothing is sent, and what would be is listed."""
+    global _pretence
+    _pretence = _Pretence(world, [])
+    try:
+        yield _pretence.sent
+    finally:
+        _pretence = None
+
 
 def active() -> bool:
     """Whether there are several processes."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return _pretence is not None or (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
 
 
 def rank() -> int:
     """The rank of this process, 0 for a single one."""
-    return dist.get_rank() if active() else 0
+    return dist.get_rank() if active() and _pretence is None else 0
 
 
 def world_size() -> int:
     """The number of processes that share the batch."""
+    if _pretence is not None:
+        return _pretence.world
     return dist.get_world_size() if active() else 1
 
 
@@ -100,24 +136,18 @@ def all_mean(tensor: Tensor) -> Tensor:
     """The mean over processes. Not differentiable: pass detached values."""
     if not active():
         return tensor
-    total = tensor.clone()
-    dist.all_reduce(total)
-    return total / world_size()
+    return add_up(tensor.clone()) / world_size()
 
 
 class _AllSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        total = tensor.clone()
-        dist.all_reduce(total)
-        return total
+        return add_up(tensor.clone())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         # Every process's loss depends on every process's summand, so gradients are summed as well.
-        total = gradients[0].clone()
-        dist.all_reduce(total)
-        return total
+        return add_up(gradients[0].clone())
 
 
 def all_sum(tensor: Tensor) -> Tensor:
@@ -128,21 +158,121 @@ def all_sum(tensor: Tensor) -> Tensor:
 class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        parts = [torch.empty_like(tensor) for _ in range(world_size())]
-        dist.all_gather(parts, tensor.contiguous())
-        return torch.cat(parts)
+        return stacked(tensor).flatten(0, 1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        # Every process's loss depends on these rows; DistributedDataParallel takes the mean over processes afterwards.
-        total = gradients[0].clone()
-        dist.all_reduce(total)
-        return total.chunk(world_size())[rank()]
+        # Every process's loss depends on these rows; `average_gradients` takes the mean over processes afterwards.
+        return _own_part_of_sum(gradients[0].contiguous())
 
 
 def gathered(tensor: Tensor) -> Tensor:
     """The rows of all processes in the order of their ranks (all-gather), with their gradient."""
     return _Gathered.apply(tensor) if active() else tensor
+
+
+def stacked(tensor: Tensor, purpose: str = LOSS) -> Tensor:
+    """The tensors of all processes, of one shape, in the order of their ranks. Not differentiable."""
+    if not active():
+        return tensor[None]
+    if _pretence is not None:
+        _pretence.sent.append(Sent("gather", tensor.nbytes, purpose))
+        return torch.stack([tensor] * _pretence.world)
+    every = tensor.new_empty((world_size(), *tensor.shape))
+    dist.all_gather(list(every.unbind()), tensor.contiguous())
+    return every
+
+
+def _own_part_of_sum(rows: Tensor) -> Tensor:
+    """Of the sum over processes, the rows of this one: each has an equal part of them."""
+    parts = list(rows.chunk(world_size()))
+    own = parts[rank()]
+    if _pretence is not None:
+        _pretence.sent.append(Sent("scatter", own.nbytes, LOSS))
+        return own * _pretence.world
+    total = torch.empty_like(own)
+    dist.reduce_scatter(total, parts)
+    return total
+
+
+def add_up(tensor: Tensor, purpose: str = LOSS) -> Tensor:
+    """The sum over processes, in place. Not differentiable."""
+    if _pretence is not None:
+        _pretence.sent.append(Sent("sum", tensor.nbytes, purpose))
+        return tensor.mul_(_pretence.world)
+    if active():
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def rows_of_all(rows: Tensor) -> Tensor:
+    """The rows of all processes, any number of each, in the order of their ranks, on the CPU. Synchronises."""
+    if not active():
+        return rows.cpu()
+    counts: list[int] = everyone(len(rows))
+    found: list[list[Tensor]] = [[] for _ in counts]
+    for begin in range(0, max(counts), ROWS):
+        most = min(ROWS, max(counts) - begin)
+        chunk = torch.zeros(most, *rows.shape[1:], dtype=rows.dtype, device=_device())
+        mine = rows[begin : begin + most]
+        chunk[: len(mine)] = mine
+        for count, kept, part in zip(counts, found, stacked(chunk).cpu(), strict=True):
+            kept.append(part[: max(0, count - begin)].clone())
+    return torch.cat([part for kept in found for part in kept] or [rows.cpu()])
+
+
+@torch.no_grad()
+def average_gradients(parameters: Iterable[Tensor]) -> None:
+    """Replace every gradient by its mean over processes.
+
+    Gradients travel in flat buckets, from the last parameter to the first, which a backward pass reaches last. They
+    keep their memory, and nothing here waits for the device: a captured step records all of it.
+    """
+    if not active():
+        return
+    whole = [p.grad for p in reversed(list(parameters)) if p.grad is not None and not is_share(p)]
+    for bucket in _buckets(whole):  # the gradients of shares are means already
+        flat = add_up(torch.cat(bucket), GRADIENTS).div_(world_size())
+        torch._foreach_copy_(bucket, list(flat.split([len(part) for part in bucket])))
+
+
+def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """The values of gradients in the order of their memory, in groups of at least BUCKET bytes but for the last."""
+    bucket: list[Tensor] = []
+    for gradient in gradients:
+        bucket.append(_in_memory_order(gradient))
+        if sum(part.nbytes for part in bucket) >= BUCKET:
+            yield bucket
+            bucket = []
+    if bucket:
+        yield bucket
+
+
+def _in_memory_order(tensor: Tensor) -> Tensor:
+    """All values as one axis, without a copy: autograd gives gradients the strides of their parameters, which are the
+    same in every process, and leaves no gaps."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if extent != tensor.numel():
+        raise ValueError(f"a gradient of shape {tuple(tensor.shape)} has gaps in memory: {tensor.stride()}")
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+@torch.no_grad()
+def spread(module: nn.Module) -> None:
+    """Give every process the parameters and buffers of the main one."""
+    for tensor in (*module.parameters(), *module.buffers()) if active() else ():
+        if not is_share(tensor):
+            dist.broadcast(tensor, 0)
+
+
+def is_share(tensor: Any) -> bool:
+    """Whether a tensor is divided among processes."""
+    return hasattr(tensor, "to_local")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Of a tensor that is divided among processes, the share of this one; another as it is. Not differentiable."""
+    return cast(Any, tensor).to_local() if is_share(tensor) else tensor
 
 
 def barrier() -> None:
@@ -155,7 +285,7 @@ def all_max(numbers: Sequence[float]) -> list[float]:
     """The largest over processes of each number. Synchronises with the device."""
     if not active():
         return list(numbers)
-    largest = torch.tensor(numbers, dtype=torch.float64, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    largest = torch.tensor(numbers, dtype=torch.float64, device=_device())
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     found: list[float] = largest.tolist()
     return found
@@ -173,3 +303,8 @@ def everyone(value: Any) -> list[Any]:
     values: list[Any] = [None] * world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def _device() -> str:
+    """Where tensors must lie that are sent."""
+    return "cuda" if dist.get_backend() == "nccl" else "cpu"

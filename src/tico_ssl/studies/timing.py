@@ -34,7 +34,6 @@ def measure(recipe: Recipe) -> Cost:
     optimizer = build_optimizer(method, recipe.optimizer)
     step = Step(
         method,
-        method,
         optimizer,
         subject.views,
         precision,

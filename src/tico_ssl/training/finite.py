@@ -49,7 +49,8 @@ def state_of(module: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
 @torch.no_grad()
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
     """The names of tensors with a value that is NaN or infinite."""
-    numbers = {name: value.detach() for name, value in tensors.items() if value.is_floating_point() and value.numel()}
+    own = {name: distributed.local(value.detach()) for name, value in tensors.items()}
+    numbers = {name: value for name, value in own.items() if value.is_floating_point() and value.numel()}
     if not numbers:
         return []
     largest = torch.stack(torch._foreach_norm(list(numbers.values()), math.inf))  # NaN if any value is

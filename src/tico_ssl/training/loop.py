@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from tico_ssl.runtime import distributed, fallbacks
 from tico_ssl.runtime.errors import Interrupted, UserError, refusal
@@ -71,6 +69,8 @@ class Hooks(Generic[B]):
     save_due: Callable[[int], bool]
     save: Callable[[int], None]
     """Write a checkpoint; called in the main process only."""
+    before_save: Callable[[int], None] = _nothing
+    """What every process contributes to a checkpoint."""
     between: Callable[[int], None] = _nothing
     """Work other than training: kNN, evaluation. Its time, and that of checkpoints, is excluded from the throughput."""
     check: Callable[[int, B, Outcome], None] = _finite_loss
@@ -124,6 +124,7 @@ def _refused(hooks: Hooks[B], done: int) -> str | None:
     """Write a checkpoint. Returns why it cannot be written, if so, in every process: a full disk may have room again
     when the next one is due, and what was saved before is still there."""
     reason = None
+    hooks.before_save(done)
     if distributed.is_main():
         try:
             hooks.save(done)
@@ -137,8 +138,3 @@ def _refused(hooks: Hooks[B], done: int) -> str | None:
 def seed_network(seed: int, step: int) -> None:
     """Make the random numbers that a network draws in a step a function of seed and step."""
     torch.manual_seed(derived_seed(seed, "network", step, distributed.rank()))
-
-
-def parallel(module: nn.Module) -> nn.Module:
-    """A module whose gradients are averaged over processes, if there are several."""
-    return DistributedDataParallel(module, broadcast_buffers=False) if distributed.active() else module

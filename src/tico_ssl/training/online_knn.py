@@ -14,12 +14,12 @@ from tico_ssl.config.views import shorter_side
 from tico_ssl.data.source import Source
 from tico_ssl.data.store import open_stored
 from tico_ssl.features import linear
+from tico_ssl.features.cache import FeatureCache
 from tico_ssl.features.frozen import frozen_features
 from tico_ssl.features.knn import knn_accuracy
 from tico_ssl.features.settings import KnnConfig, LinearConfig
 from tico_ssl.features.splits import splits
 from tico_ssl.networks.backbones import Backbone
-from tico_ssl.runtime import distributed
 
 QUICK = LinearConfig(weight_decays=(1e-3,))  # without a search for the weight decay
 
@@ -37,7 +37,7 @@ class OnlineKnn:
     def of(cls, recipe: Recipe, source: Source, device: torch.device) -> "OnlineKnn | None":
         """For a recipe that asks for it, on data with one class per image."""
         settings, data = recipe.training, recipe.data
-        if not settings.knn_every_epochs or not _classified(source) or not distributed.is_main():
+        if not settings.knn_every_epochs or not _classified(source):
             return None
         shorter = shorter_side(recipe.views, data.image_size)  # both splits decoded alike
         test = open_stored(data, "test", recipe.backbone.channels, shorter)
@@ -51,7 +51,8 @@ class OnlineKnn:
     def measure(self, backbone: nn.Module) -> dict[str, float]:
         """Accuracy in per cent, for the metrics."""
         assert isinstance(backbone, Backbone)
-        (features,) = frozen_features([backbone], self.bank, self.queries, self.device, label="kNN features")
+        cache = FeatureCache(None, together=True)
+        (features,) = frozen_features([backbone], self.bank, self.queries, self.device, cache, label="kNN features")
         numbers = {f"knn_{name}": value for name, value in knn_accuracy(features, KnnConfig()).items()}
         if self.linear_probe:
             found = linear.probe(features, QUICK, self.device)

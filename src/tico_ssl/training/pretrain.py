@@ -1,7 +1,7 @@
 """Pretraining: from a recipe to a trained backbone in its run folder."""
 
 from collections.abc import Generator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from shlex import quote
@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from tico_ssl.config.recipe import Recipe
-from tico_ssl.config.sections import limits_of
+from tico_ssl.config.sections import Execution, limits_of
 from tico_ssl.config.views import shorter_side
 from tico_ssl.data.bad_files import BadFiles, readable, survey
 from tico_ssl.data.fingerprint import require_same_images
@@ -41,10 +41,11 @@ from tico_ssl.training.batch_file import save_batch
 from tico_ssl.training.checkpoint import Position, restore, save_checkpoint
 from tico_ssl.training.finite import Watch
 from tico_ssl.training.initial import Start
-from tico_ssl.training.loop import Course, Hooks, parallel
+from tico_ssl.training.loop import Course, Hooks
 from tico_ssl.training.monitor import Monitor, measure, note
 from tico_ssl.training.online_knn import OnlineKnn
 from tico_ssl.training.plan import Plan
+from tico_ssl.training.sharding import Whole, check_sharded
 from tico_ssl.training.step import Outcome, Step, resolve_execution
 from tico_ssl.training.stop import NotFinite, Stop, batch_file
 from tico_ssl.views.executor import Views, by_kernels
@@ -127,6 +128,8 @@ def prepare(recipe: Recipe, device: torch.device, source: Source | None = None, 
     learner = build_learner(recipe, device, views, loader.steps_per_epoch, start)
     recipe.method.check_batch(settings.batch_size, settings.batch_size // (distributed.world_size() * settings.parts))
     learner.method.check_data(len(source), source.labels)
+    if settings.sharded:
+        check_sharded(recipe, learner.method)
     return Setup(**vars(learner), source=source, loader=loader)
 
 
@@ -153,26 +156,34 @@ def build_learner(
 def build_step(learner: Learner) -> Step:
     """The training step of a recipe."""
     settings = learner.recipe.training
+    distributed.spread(learner.method)
     return Step(
         learner.method,
-        parallel(learner.method),
         learner.optimizer,
         learner.views,
         learner.precision,
         learner.device,
         settings.clip_gradient,
-        settings.execution,
+        execution_of(learner.recipe),
         settings.parts,
     )
+
+
+def execution_of(recipe: Recipe) -> Execution:
+    """The execution that a recipe asks for: the steps of a divided network are eager."""
+    divided = recipe.training.sharded and distributed.active()
+    return "eager" if divided else recipe.training.execution
 
 
 def _train(setup: Setup, run: Run, begin: Position) -> None:
     """Carry out the remaining steps."""
     settings, plan = setup.recipe.training, setup.plan
+    divided = settings.sharded and distributed.active()
+    whole = Whole(setup.method, setup.optimizer) if divided else None
     step, watch = build_step(setup), Watch(setup.method, setup.optimizer, begin.step)
     knn = OnlineKnn.of(setup.recipe, setup.source, setup.device)
-    with Monitor(run, plan.steps, settings.batch_size, begin, settings.loggers) as monitor:
-        moments = _Moments(setup, run, step, monitor, knn, watch)
+    with closing(step), Monitor(run, plan.steps, settings.batch_size, begin, settings.loggers) as monitor:
+        moments = _Moments(setup, run, step, monitor, knn, watch, whole)
         course = Course(
             begin.step, plan.steps, settings.seed, go_on="; continue with --resume", timed=_timed(setup, begin.step)
         )
@@ -196,6 +207,8 @@ class _Moments:
     monitor: Monitor
     knn: OnlineKnn | None
     watch: Watch
+    whole: Whole | None = None
+    """In one piece, if the training is divided among processes."""
 
     def hooks(self) -> Hooks[RawBatch]:
         return Hooks(
@@ -205,6 +218,7 @@ class _Moments:
             log=self.log,
             save_due=self.save_due,
             save=self.save,
+            before_save=self.put_together,
             between=self.between,
             tell=self.tell,
             foretell=self.foretell,
@@ -275,7 +289,9 @@ class _Moments:
         if in_epoch:
             return
         if self.knn is not None and setup.plan.due(done, settings.knn_every_epochs):
-            self.monitor.write({"step": done, "epoch": epoch, **self.knn.measure(setup.method.backbone)})
+            self.put_together(done)
+            found = self.knn.measure((self.whole or setup).method.backbone)
+            self.monitor.write({"step": done, "epoch": epoch, **found})
         bad, store = setup.loader.bad, setup.loader.store
         if epoch == 1 and store is not None and store.refused:
             fallbacks.note("store", f"there was no room for about {len(store.missing()):,} of {len(setup.source):,}")
@@ -289,6 +305,10 @@ class _Moments:
         due = plan.due(done, settings.checkpoint_every_epochs) and distributed.anyone(late)
         return due or done == plan.steps
 
+    def put_together(self, done: int) -> None:
+        if self.whole is not None:
+            self.whole.put_together()
+
     def save(self, done: int) -> None:
         """Last comes the checkpoint: when it is on the disk, so are its metrics and its backbone."""
         setup, seconds, keep = self.setup, self.monitor.clock.seconds, self.setup.recipe.training.keep_checkpoints
@@ -297,8 +317,9 @@ class _Moments:
             lost = f"metrics up to step {done} are lost"
             self.monitor.note(f"warning: {self.run.folder} was gone and is written again: {lost}")
         self.monitor.flush()
-        save_backbone(setup.method.backbone, self.run.backbone_file)
-        save_checkpoint(self.run.checkpoint_file, done, setup.method, setup.optimizer, seconds, keep)
+        whole = self.whole or setup
+        save_backbone(whole.method.backbone, self.run.backbone_file)
+        save_checkpoint(self.run.checkpoint_file, done, whole.method, whole.optimizer, seconds, keep)
         self.watch.saved = done
 
 
@@ -315,7 +336,7 @@ def build_method(
         start.load(backbone)
     method = method_of(recipe.method, backbone)
     method = method.to(device, torch.float64 if precision == torch.float64 else torch.float32)
-    if fused and resolve_execution(recipe.training.execution, device) == "captured" and by_kernels(device):
+    if fused and resolve_execution(execution_of(recipe), device) == "captured" and by_kernels(device):
         fuse(method)
     if recipe.training.recompute:
         recompute_blocks(method.backbone)
@@ -368,7 +389,7 @@ def _described(setup: Setup) -> list[str]:
         f"{recipe.method.name} on {source.name}: {len(source):,} images ({labels}), {setup.loader.storage}",
         f"{recipe.backbone.name}{_stem(setup.method.backbone)}, {size:.2f} M parameters, {recipe.data.image_size} px; "
         f"{where}, "
-        f"{str(setup.precision).removeprefix('torch.')}, {resolve_execution(settings.execution, device)} steps, "
+        f"{str(setup.precision).removeprefix('torch.')}, {resolve_execution(execution_of(recipe), device)} steps, "
         f"{distributed.world_size()} process(es)",
         f"{settings.epochs} epochs of {setup.plan.steps_per_epoch} steps of {settings.batch_size} images; "
         f"{recipe.optimizer.name}, learning rate {setup.plan.peak_lr:g}{rule}",

@@ -7,6 +7,9 @@
 Whatever changes between steps enters through tensors (images, decisions, learning rate, progress), and no step
 synchronises with the host; so a captured step computes the same as an eager one. If compilation or capture fails, the
 step falls back, and `Step.execution` says so.
+
+Several processes average gradients in the step itself, so that capture records these and all other collective
+operations. It succeeds in all processes or in none.
 """
 
 import gc
@@ -51,7 +54,6 @@ class Step:
     def __init__(
         self,
         method: Method,
-        model: nn.Module,
         optimizer: Optimizer,
         views: Views,
         precision: torch.dtype,
@@ -61,7 +63,7 @@ class Step:
         parts: int = 1,
         overlap: bool = True,
     ) -> None:
-        self.method, self.model, self.optimizer, self.views = method, model, optimizer, views
+        self.method, self.optimizer, self.views = method, optimizer, views
         self.parts = parts
         self.precision, self.device, self.clip_gradient = precision, device, clip_gradient
         self.execution: Execution = resolve_execution(execution, device)
@@ -70,6 +72,8 @@ class Step:
             self._forward = _Compiled(self._loss, self._give_up)
         self._run: Callable[[RawBatch], Outcome] = self._compute
         if "captured" in self.execution:
+            # One communicator carries out its operations in one order: beside each other, networks would wait in turns
+            overlap = overlap and not distributed.active()
             self._run = _Captured(self._compute, self._give_up, method, overlap)
         self._progress: float | Tensor = 0.0
         if device.type == "cuda":
@@ -85,6 +89,11 @@ class Step:
             self._progress = progress
         return self._run(raw)
 
+    def close(self) -> None:
+        """Free what was captured, which must not outlive the processes' communicator."""
+        if isinstance(self._run, _Captured):
+            self._run.forget()
+
     def _compute(self, raw: RawBatch) -> Outcome:
         made = tuple(as_input(view) for view in self.views.make(raw.pixels, raw.decisions))
         self.optimizer.zero_grad(set_to_none=True)
@@ -94,8 +103,9 @@ class Step:
             with autocast(self.device, self.precision):
                 output = self._forward(made, raw.index, raw.label)
             output.loss.backward()
+        distributed.average_gradients(self.method.parameters())
         if self.clip_gradient is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_gradient)
+            nn.utils.clip_grad_norm_(self.method.parameters(), self.clip_gradient)
         self.optimizer.step()
         return Outcome(output, self.method.after_step(self._progress))
 
@@ -129,13 +139,14 @@ class Step:
         fallbacks.note(what, fallbacks.reason_of(error))
 
     def _loss(self, made: tuple[Tensor, ...], index: Tensor, label: Tensor | None) -> StepOutput:
-        output: StepOutput = self.model(Batch(made, index, label))
+        output: StepOutput = self.method(Batch(made, index, label))
         return output
 
 
 def resolve_execution(execution: Execution, device: torch.device) -> Execution:
-    """The execution that a recipe's setting means on a device. CUDA graphs need one process on a GPU."""
-    possible = device.type == "cuda" and not distributed.active()
+    """The execution that a recipe's setting means on a device. CUDA graphs need a GPU; of several processes' compiled
+    steps none has been captured yet."""
+    possible = device.type == "cuda" and not ("compiled" in execution and distributed.active())
     if execution == "auto":
         return "captured" if possible else "eager"
     if not possible and "captured" in execution:
@@ -177,7 +188,7 @@ class _Compiled:
 
 
 class _Captured:
-    """A step that is captured after the warm-up, then replayed; or eager if capture fails."""
+    """A step that is captured after the warm-up, then replayed; or eager if capture fails in any process."""
 
     def __init__(self, step: Callable[[RawBatch], Outcome], give_up: GiveUp, method: nn.Module, overlap: bool) -> None:
         self.step, self.give_up, self.method, self.calls = step, give_up, method, 0
@@ -195,6 +206,11 @@ class _Captured:
         self.graph.replay()
         return self.outcome
 
+    def forget(self) -> None:
+        if self.graph is not None:
+            self.graph.reset()
+            self.graph = None
+
     def _beside(self, raw: RawBatch) -> Outcome:
         """On a side stream, as the warm-up before a capture requires."""
         self.stream.wait_stream(torch.cuda.current_stream())
@@ -206,17 +222,30 @@ class _Captured:
     def _record(self, raw: RawBatch) -> None:
         self.inputs = _copied(raw)
         graph = torch.cuda.CUDAGraph()
+        failed: Exception | None = None
+        # NCCL's watchdog thread asks for the state of earlier operations meanwhile: allowed, since nobody else is
+        mode = "thread_local" if distributed.active() else "global"
         try:
             with (
                 _no_collection(),
-                torch.cuda.graph(graph, stream=self.stream),
+                torch.cuda.graph(graph, stream=self.stream, capture_error_mode=mode),
                 overlapping(self.method, self.side),
             ):
                 self.outcome = self.step(self.inputs)
         except Exception as error:  # a method or a library that synchronises with the host
-            self.give_up("captured", error)
+            failed = error
+        if (failed := _anyones(failed)) is not None:
+            self.give_up("captured", failed)
             return
         self.graph = graph
+
+
+def _anyones(failed: Exception | None) -> Exception | None:
+    """This process's failure or, if it has none, that of the first process that has one. A capture carries nothing out,
+    so no process waits for another one in it, and all can answer."""
+    reasons = distributed.everyone(None if failed is None else fallbacks.reason_of(failed))
+    theirs = [f"process {rank}: {reason}" for rank, reason in enumerate(reasons) if reason is not None]
+    return failed or (RuntimeError(theirs[0]) if theirs else None)
 
 
 @contextmanager

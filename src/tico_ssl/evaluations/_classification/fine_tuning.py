@@ -35,6 +35,6 @@ def fine_tuned(
     if keep is not None:
         keep(classifier.backbone, classifier.heads[0])
     _, test = context.images(name)
-    tested, places = extract(classifier.backbone, test, context.device)
+    tested, places = extract(classifier.backbone, test, context.device, together=True)
     assert test.labels is not None
     return top_accuracies(classifier.scores(tested)[0], test.labels[places])

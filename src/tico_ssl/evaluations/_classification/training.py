@@ -6,6 +6,7 @@ An interrupted training resumes, bitwise-identical on a CPU: order and crops are
 import gc
 import math
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from tico_ssl.training.checkpoint import Position, restore, save_checkpoint
 from tico_ssl.training.clock import Clock
 from tico_ssl.training.display import Display
 from tico_ssl.training.journal import check_finite
-from tico_ssl.training.loop import Course, Hooks, parallel
+from tico_ssl.training.loop import Course, Hooks
 from tico_ssl.training.step import Outcome, Step
 from tico_ssl.views.executor import Views
 
@@ -124,12 +125,14 @@ def _learn(job: Job, classifier: Classifier, optimizer: Optimizer) -> None:
     views = Views([settings.policy()], backbone.image_size, backbone.mean, backbone.std, precision)
     loader = Loader(job.train, views, _batch_size(job), settings.seed, device, default_workers())
     begin = restore(job.checkpoint_file, classifier.learning, optimizer, device)
-    step = Step(classifier, parallel(classifier), optimizer, views, precision, device)
+    distributed.spread(classifier)
+    step = Step(classifier, optimizer, views, precision, device)
     moments = _Moments(job, classifier, optimizer, step, loader.steps_per_epoch, begin)
     go_on = "" if job.checkpoint_file is None else "; the same command continues"
     course = Course(begin.step, moments.steps, settings.seed, job.name, go_on)
     batches = loader.iterate(begin.step, moments.steps)
-    loop.train(course, batches, moments.hooks(), moments.clock, moments.display)
+    with closing(step):
+        loop.train(course, batches, moments.hooks(), moments.clock, moments.display)
 
 
 class _Moments:

@@ -1,7 +1,6 @@
 """Training of a detector, and its evaluation before, during and after."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from tico_ssl.training.clock import Clock
 from tico_ssl.training.display import Display
 from tico_ssl.training.finite import Watch
 from tico_ssl.training.journal import Journal, mean_values
-from tico_ssl.training.loop import Course, Hooks, parallel
+from tico_ssl.training.loop import Course, Hooks
 from tico_ssl.training.step import Outcome
 from tico_ssl.training.stop import NotFinite, listed
 
@@ -76,9 +75,10 @@ def train(job: Job, backbone: Backbone) -> Numbers:
         with moments.clock.pause():
             moments.score(begin.step)
     detector.train()
+    distributed.spread(detector)
     course = Course(begin.step, settings.iterations, settings.seed, job.name, "; the same command continues")
     batches = feed.iterate(begin.step, settings.iterations, job.device)
-    loop.train(course, batches, moments.hooks(parallel(detector)), moments.clock, moments.display)
+    loop.train(course, batches, moments.hooks(), moments.clock, moments.display)
     return moments.scores
 
 
@@ -97,9 +97,9 @@ class _Moments:
         for line in self.journal.kept:
             self.scores = {name: value for name, value in line.items() if "_ap" in name} or self.scores
 
-    def hooks(self, model: nn.Module) -> Hooks[Batch]:
+    def hooks(self) -> Hooks[Batch]:
         return Hooks(
-            make_step=partial(self.make_step, model),
+            make_step=self.make_step,
             log_due=self.log_due,
             check=self.check,
             log=self.log,
@@ -108,9 +108,9 @@ class _Moments:
             between=self.between,
         )
 
-    def make_step(self, model: nn.Module, step: int, batch: Batch) -> Outcome:
+    def make_step(self, step: int, batch: Batch) -> Outcome:
         set_learning_rate(self.optimizer, self.settings.lr_at(step))
-        return make_step(model, self.optimizer, batch, self.job.device, self.job.precision)
+        return make_step(self.detector, self.optimizer, batch, self.job.device, self.job.precision)
 
     def log_due(self, done: int) -> bool:
         return done % self.settings.log_every == 0 or done == self.steps
@@ -178,6 +178,7 @@ def make_step(
     total = torch.stack([value.float() for value in losses.values()]).sum()
     optimizer.zero_grad(set_to_none=True)
     total.backward()
+    distributed.average_gradients(model.parameters())
     optimizer.step()
     return Outcome(StepOutput(total.detach(), {name: value.detach() for name, value in losses.items()}))
 
