@@ -256,3 +256,27 @@ def test_embed_gives_the_features_of_the_backbone_also_of_large_jpegs(backbone, 
     assert (torch.cosine_similarity(found.double(), expected.double()) - 1).abs().max() < 1e-6
     left_out = json.loads((tmp_path / "f.npz.bad_files.jsonl").read_text())
     assert left_out["file"] == "bad.jpg" and left_out["reason"]
+
+
+def test_a_recipe_holds_out_the_same_training_images_for_every_seed(tmp_path, tiny):
+    """Of every class a quarter; nothing of them is trained on, and of the test images nothing is looked at."""
+    pixels = np.arange(56, dtype=np.uint8)[:, None, None, None].repeat(16, 1).repeat(16, 2).repeat(3, 3)
+    arrays = {"x_train": pixels[:48], "y_train": np.arange(48) % 4, "x_test": pixels[48:], "y_test": np.arange(8) % 4}
+    np.savez(tmp_path / "data.npz", **arrays)
+    config = DataConfig(source=str(tmp_path / "data.npz"), held_out=0.25)
+    train, test = open_source(config), open_source(config, "test")
+    assert train is not None
+    assert test is not None
+    seen, kept = (source.take(torch.arange(len(source)))[:, 0, 0, 0].tolist() for source in (train, test))
+    assert (len(seen), len(kept)) == (36, 12)
+    assert sorted(seen + kept) == list(range(48))
+    assert test.labels is not None
+    assert test.labels.bincount().tolist() == [3, 3, 3, 3]
+    settings = tiny | {"data.held_out": 0.25, "training.batch_size": 8}
+    runs = [
+        pretrain("demo", config.source, tmp_path / f"{seed}", settings | {"training.seed": seed}) for seed in (0, 1)
+    ]
+    results = [evaluate(run.folder, "knn") for run in runs]
+    assert len({result.images for result in results}) == 1
+    assert results[0].data["test"] == 12
+    assert results[0].data["split"] == "25% of the training images, held out of pretraining"

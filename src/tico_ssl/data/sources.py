@@ -13,11 +13,13 @@ from tico_ssl.data import formats
 from tico_ssl.data.decoding import Reading
 from tico_ssl.data.depth import Scaling
 from tico_ssl.data.dicom import is_dicom
+from tico_ssl.data.held_out import held_out
 from tico_ssl.data.measuring import depth_of, found_scaling, in_bytes
 from tico_ssl.data.names import SUFFIXES
 from tico_ssl.data.source import Source, Split, joined
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import say
+from tico_ssl.runtime.randomness import generator
 
 Tell = Callable[[str], None]  # receives a line for the user
 _told: set[tuple[str, str]] = set()  # lines about data, which are opened several times
@@ -33,6 +35,10 @@ def open_source(
 ) -> Source | None:
     """The images of a recipe; large JPEGs may be decoded smaller as long as their shorter side keeps `shorter` pixels.
     None if there is no test split. `tell` receives a line about a range of values that was found in the images."""
+    if config.held_out and split != "val":
+        whole = open_training(config.model_copy(update={"held_out": 0.0}), channels, shorter, tell)
+        left, out = held_out(whole, config.held_out, generator(0, "split"))  # the same for every seed
+        return left if split == "train" else out
     reduced, windowed = shorter if config.reduced_decoding else None, config.range == FOUND
     reading = Reading(channels, reduced, windowed, config.tiles, config.tile_contrast)
     source = _joined(config, split, reading)

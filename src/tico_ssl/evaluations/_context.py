@@ -243,7 +243,7 @@ def open_context(
     def opened(shorter: int) -> tuple[Source, Source, str]:
         channels = backbone.config.channels
         train = required(open_stored(config, "train", channels, shorter), config)
-        return splits(train, open_stored(config, "test", channels, shorter), seed)
+        return splits(train, open_stored(config, "test", channels, shorter), seed, config.held_out)
 
     train, test, how = opened(needed_side(backbone))
     twin = untrained_twin(backbone, train, seed, device, config.reduced_decoding)

@@ -142,7 +142,8 @@ def data_config(run: str | Path, data: Given | DataConfig | None, backbone: Back
         return data
     if Path(run).expanduser().is_dir():
         config = open_run(run).recipe().data
-        return config if data is None else config.model_copy(update={"source": as_source(data), "limit": None})
+        other = {"limit": None, "held_out": 0.0}
+        return config if data is None else config.model_copy(update={"source": as_source(data), **other})
     if data is None:
         raise UserError(f"{run}: say which images with --data")
     size, mean, std, range = backbone.image_size, backbone.mean, backbone.std, backbone.limits or FOUND
