@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from unittest import mock
 
 import pytest
@@ -28,6 +29,7 @@ from tico_ssl.runtime.errors import UserError
 from tico_ssl.studies import Workshop, processes, study, table, timing
 from tico_ssl.studies import cost as costs
 from tico_ssl.studies.cost import Cost, epochs_for
+from tico_ssl.studies.halving import budgets
 from tico_ssl.studies.processes import Work, environment_of, run_all
 from tico_ssl.studies.table import Measured, Summary, columns, row_of
 
@@ -270,6 +272,41 @@ def test_a_study_that_goes_on_has_the_epochs_it_began_with(tmp_path, tiny):
     (out / "costs" / "base.json").write_text(json.dumps(vars(costing(0.5, 3, recipe))))
     workshop = Workshop.open(file, out=out)
     assert workshop.epochs(job.variant) == 8
+
+
+# ---------------------------------------------------------------------------------------------------- halving
+
+
+def test_rounds_grow_to_the_whole_budget():
+    def rounds(**budget) -> list[Budget]:
+        return budgets(Study(budget=budget, halving={"keep": 0.25, "rounds": 3}))
+
+    assert [one.epochs for one in rounds(epochs=100)] == [6, 25, 100]
+    assert [one.seconds for one in rounds(seconds=80.0)] == [5.0, 20.0, 80.0]
+    assert [one.epochs for one in rounds(epochs=2)] == [1, 1, 2]
+
+
+def test_the_best_of_each_round_go_on(tmp_path, tiny):
+    """Six variants, then two, then one; the same command does nothing again."""
+    del tiny["training.epochs"]
+    grid = {"optimizer.lr": [1e-4, 3e-4, 1e-3], "method.rho": [1.0, 8.0]}
+    chosen = {"by": "knn top1_k20", "rounds": 3, "keep": 0.34}
+    overrides = tiny | {"data.held_out": 0.25}
+    file = written(tmp_path, overrides=overrides, grid=grid, budget={"epochs": 2}, protocols=["knn"], halving=chosen)
+    summary = study(file, out=tmp_path / "out", side_by_side=1)
+    story = json.loads((tmp_path / "out" / "halving.json").read_text())
+    assert [len(one["ranking"]) for one in story] == [6, 2, 1]
+    for earlier, later in pairwise(story):
+        values = dict(earlier["ranking"])
+        assert min(values[name] for name in earlier["kept"]) >= max(
+            value for name, value in values.items() if name not in earlier["kept"]
+        )
+        assert {name for name, _ in later["ranking"]} == set(earlier["kept"])
+    assert [row.run for row in summary.rows if row.seeds] == [story[-1]["ranking"][0][0]]
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("metrics.jsonl")}
+    study(file, out=tmp_path / "out", side_by_side=1)
+    assert times == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("metrics.jsonl")}
+    assert len(times) == 9
 
 
 # ---------------------------------------------------------------------------------------------------- the table

@@ -66,6 +66,18 @@ class Budget(Section):
         return self.seconds is not None or self.epochs_of is not None
 
 
+class Halving(Section):
+    """Choose among many variants in rounds: the first has short runs of all, each later one longer runs of the best,
+    from the start. The last has the study's budget, each earlier one `keep` times that of the next."""
+
+    by: Annotated[str, Field(pattern=r"^\S+ \S+$")] = "linear top1"
+    """Protocol and metric by which variants are compared, the mean over seeds."""
+    rounds: Annotated[int, Field(ge=2)] = 3
+    """Number of rounds."""
+    keep: Annotated[float, Field(gt=0, lt=1)] = 1 / 3
+    """Fraction of the variants that go on to the next round, at least one."""
+
+
 class Study(Section):
     """Runs to compare: every entry of `runs`, at every point of `grid`, with every seed."""
 
@@ -85,6 +97,9 @@ class Study(Section):
     """Evaluations with their settings, such as {knn: {}, linear: {iterations: 200}}, or a list of names."""
     budget: Budget | None = None
     """Equal length for all runs; default: the epochs of each recipe."""
+    halving: Halving | None = None
+    """Choose in rounds instead of training every variant for the whole budget; set data.held_out, to choose by other
+    images than the test images."""
 
     @field_validator("protocols", mode="before")
     @classmethod
@@ -97,6 +112,10 @@ class Study(Section):
     def _each_setting_once(self) -> "Study":
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds must differ, got {self.seeds}")
+        if self.halving is not None and self.budget is None:
+            raise ValueError("halving needs a budget, that of its last round")
+        if self.halving is not None and (protocol := self.halving.by.split()[0]) not in self.protocols:
+            raise ValueError(f"halving.by: {protocol} is not among the protocols")
         for changes in (self.overrides, self.grid, *(run.overrides for run in self.runs)):
             if "training.seed" in changes:
                 raise ValueError("training.seed is set by 'seeds'")

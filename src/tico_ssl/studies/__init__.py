@@ -7,6 +7,7 @@ processes  several runs in parallel
 worker     one run in its own process
 slurm      every run as a job of its own
 table      the results
+halving    rounds in which the best variants are chosen
 """
 
 import functools
@@ -27,6 +28,7 @@ from tico_ssl.runtime.locks import alone_in, locks_exist
 from tico_ssl.runtime.progress import say
 from tico_ssl.studies import processes, table
 from tico_ssl.studies.cost import epochs_for, read_cost, read_costs, work_of
+from tico_ssl.studies.halving import halved
 from tico_ssl.studies.table import Summary
 
 WORKER = "tico_ssl.studies.worker"
@@ -47,7 +49,8 @@ def study(
     if launched():
         raise UserError("a study starts its own processes: run it without torchrun")
     with work.alone():
-        return work.run(chosen, side_by_side or processes.default_width())
+        width = side_by_side or processes.default_width()
+        return work.run(chosen, width) if work.study.halving is None else halved(work, chosen, width)
 
 
 class Workshop:

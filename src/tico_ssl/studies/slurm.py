@@ -89,6 +89,8 @@ def submit_study(
         raise UserError("--slurm of a study: a run of a study is one process, on one node with gpus=1")
     work = Workshop.open(name, data, out, overrides)
     chosen = jobs(work.study, list(only))
+    if work.study.halving is not None:
+        raise UserError("--slurm: a study with halving chooses its next runs by its last, so it is no single array job")
     slurm.require_slurm()
     with work.alone():
         waiting = slurm.queued(work.folder)
