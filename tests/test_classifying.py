@@ -88,7 +88,7 @@ def small_batches(monkeypatch):
 
 def test_what_colour_tells_apart_is_named_rightly(made):
     assert made.results["accuracy"] == 100
-    assert made.summary == "accuracy 100.0 % on 6 photos (most frequent class: 33.3 %)"
+    assert made.summary == "accuracy 100.0 % on 6 photos (95 % interval 61.0 to 100.0; most frequent class: 33.3 %)"
     assert {file.name for file in made.folder.iterdir()} - {"lock"} == {
         "classifier.safetensors",
         "report.html",
@@ -342,7 +342,8 @@ def test_from_files_to_a_table(labelled, backbone, tmp_path):
 
     out, table = tmp_path / "out", tmp_path / "out.csv"
     said = tico("finetune", str(backbone), "seed=1", "--data", str(labelled), "--out", str(out))
-    assert said.splitlines()[-1] == "accuracy 100.0 % on 6 photos (most frequent class: 33.3 %)"
+    interval = "95 % interval 61.0 to 100.0"
+    assert said.splitlines()[-1] == f"accuracy 100.0 % on 6 photos ({interval}; most frequent class: 33.3 %)"
     said = tico("predict", str(out), str(labelled / "red"), "--out", str(table), "--top", "1")
     assert "12 images" in said and "images/s" in said
     assert {row["class"] for row in rows_of(table)} == {"red"}

@@ -32,7 +32,8 @@ def made_run(folder, knn=None, epoch=2.0, settings=None, gpu=None, **overrides):
     run.backbone_file.write_bytes(b"weights")
     if knn is not None:
         numbers = {"trained": {"top1_k20": knn}, "untrained": {"top1_k20": 10.0}}
-        made = {"protocol": "knn", "numbers": numbers, "settings": settings or {}, "data": {}, "seconds": 1.0}
+        made = {"protocol": "knn", "numbers": numbers, "settings": settings or {}, "seconds": 1.0}
+        made["data"] = {"test": 1_000}
         run.results_file.write_text(json.dumps(made | {"checkpoint": digest(run.backbone_file)}) + "\n")
     return folder
 
@@ -192,6 +193,43 @@ def test_an_unknown_form_is_one_line(three, capsys):
 # ---------------------------------------------------------------------------------------------------- further columns
 
 
+def test_the_gain_has_an_interval_over_seeds_or_over_test_images(three):
+    """The two seeds gain 50 and 54 over untrained; the single run is known by its 1,000 test images."""
+    comparison = comparison_of(read_records(three))
+    several, single = row(comparison, "a"), row(comparison, "b_c & d")
+    reach = 12.7062 * 2  # Student's t with one degree of freedom, times the standard error
+    assert several["gain"].interval == pytest.approx((52 - reach, 52 + reach), abs=1e-3)
+    assert single["gain"].text == "+40.0 [+36.3, +43.5]"
+    assert (several["helped?"].text, single["helped?"].text) == ("helped", "helped")
+    lines = list(csv.DictReader(io.StringIO(compare(three, "csv")[1])))
+    assert float(lines[0]["knn top1_k20 gain low"]) == pytest.approx(52 - reach, abs=1e-3)
+
+
+def test_the_lead_of_the_best_says_whether_it_may_be_chance(tmp_path):
+    def recipes(name, values, **changes):
+        return [
+            made_run(tmp_path / f"{name}-seed{seed}", value, **{"training.seed": seed, **changes})
+            for seed, value in enumerate(values)
+        ]
+
+    ours, theirs = recipes("a", (60.0, 64.0, 62.0)), recipes("b", (59.0, 63.1, 60.9), **{"method.rho": 1.0})
+    (note,) = (note for note in read_comparison([*ours, *theirs]).notes if note.startswith("By "))
+    assert note == "By knn top1_k20, a is ahead of b: +1.0 points (95 % interval +0.8 to +1.2, 3 seeds)."
+    (note,) = (note for note in read_comparison([ours[0], theirs[0]]).notes if note.startswith("By "))
+    assert "95 % interval -3.3 to +5.3, 1,000 test images), so nobody can tell which is better" in note
+    (note,) = (note for note in read_comparison([*ours, *theirs[:2]]).notes if note.startswith("By "))
+    assert "seeds that are not the same), so nobody can tell" in note
+
+
+def test_the_metric_of_the_verdict_ranks_the_runs(tmp_path):
+    folder = made_run(tmp_path / "a", 60.0)
+    add_result(folder, "linear", {"trained": {"top1": 70.0}, "untrained": {"top1": 20.0}}, test=1_000)
+    comparison = read_comparison([folder])
+    assert str(comparison.headline) == "linear top1"
+    assert comparison.head.index("gain") == comparison.head.index("linear top1") + 2
+    assert comparison.head.count("gain") == 1
+
+
 @pytest.fixture
 def beside(tmp_path):
     """A run that started from weights and was compared with another model, and one of an older version."""
@@ -208,9 +246,12 @@ def beside(tmp_path):
 
 def test_models_beside_the_run_have_columns_and_older_results_leave_them_empty(beside):
     comparison = comparison_of(read_records(beside))
-    assert comparison.head[6:-1] == ["knn top1_k20", "initial", "untrained", "resnet50", "rankme rankme", "untrained"]
-    texts = [cells[6:-1] for cells in comparison.texts]
-    assert texts == [["60.0", "55.0", "10.0", "70.0", "7.0", "2.0"], ["50.0", "", "11.0", "", "", ""]]
+    head = ["knn top1_k20", "initial", "untrained", "resnet50", "gain", "rankme rankme", "untrained", "helped?"]
+    assert comparison.head[6:-1] == head
+    assert [cells[6:-1] for cells in comparison.texts] == [
+        ["60.0", "55.0", "10.0", "70.0", "+5.0", "7.0", "2.0", "cannot tell"],
+        ["50.0", "", "11.0", "", "+39.0", "", "", "cannot tell"],  # how many test images is not known
+    ]
     assert not any("same data" in note for note in comparison.notes)  # other models beside change no number
     head = next(csv.reader(io.StringIO(compare(beside, "csv")[1])))
     assert {"knn top1_k20 initial", "knn top1_k20 resnet50", "rankme rankme untrained"} <= set(head)

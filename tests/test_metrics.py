@@ -23,7 +23,7 @@ from tico_ssl.results.comparison import read_comparison
 from tico_ssl.results.metrics import declared, first_of_each, measurements
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.results.statistics import Spread, with_deviation
-from tico_ssl.results.verdict import POINTS, verdict
+from tico_ssl.results.verdict import POINTS, verdict, verdict_over_seeds
 from tico_ssl.runtime.errors import UserError
 
 DOCUMENTED = (Path(__file__).parents[1] / "docs" / "evaluations.md").read_text(encoding="utf-8")
@@ -80,7 +80,7 @@ def test_results_outlive_their_protocols(my_lab, tmp_path):
     for protocol in ("gone", "nobody.knows", "my_lab.broken", "my_lab.wrong", "my_lab.plain"):
         (found,) = measurements(protocol, {"trained": {"top1": 50.0}, "untrained": {"top1": 20.0}})
         assert found.text("trained") == "50.0"
-        assert verdict([(protocol, {"trained": {"top1": 50.0}, "untrained": {"top1": 20.0}})]) is None
+        assert verdict([line(protocol, "top1", 50.0, 20.0, 1_000)]) is None
     with pytest.raises(UserError, match=r"^evaluation my_lab\.wrong: METRICS are of type Metric$"):
         declared("my_lab.wrong")
     with pytest.raises(UserError, match="must declare which direction is better"):
@@ -90,36 +90,113 @@ def test_results_outlive_their_protocols(my_lab, tmp_path):
 # ---------------------------------------------------------------------------------------------------- the verdict
 
 
-def both(metric, trained, untrained):
-    return {"trained": {metric: trained}, "untrained": {metric: untrained}}
+def line(protocol, metric, trained, untrained, test=None, **more):
+    """A result of a protocol, on so many test images."""
+    numbers = {"trained": {metric: trained}, "untrained": {metric: untrained}}
+    return {"protocol": protocol, "numbers": numbers, "data": {} if test is None else {"test": test}, **more}
 
 
-def test_pretraining_helped_if_it_is_more_than_a_point_better():
-    cases = ((62.0, True, False), (61.0, False, False), (60.0, False, False), (59.0, False, False), (58.0, False, True))
-    for trained, helped, harmed in cases:
-        found = verdict([("knn", both("top1_k20", trained, 60.0))])
-        assert (found.helped, found.harmed) == (helped, harmed)
+def judged(low, high, metric=("linear", "top1")):
+    protocol, name = metric
+    middle = (low + high) / 2
+    return verdict([line(protocol, name, 50 + middle, 50.0, 819, differences={"untrained": {name: [low, high]}})])
+
+
+def test_the_interval_of_the_difference_decides():
+    cases = {
+        (0.1, 0.5): "helped",
+        (6.3, 12.7): "helped",
+        (0.0, 9.0): "cannot tell",
+        (-3.1, 5.8): "cannot tell",
+        (-0.5, 0.9): "did not help",
+        (-0.5, 1.0): "cannot tell",
+        (-5.0, -0.1): "harmed",
+    }
+    assert {ends: judged(*ends).outcome for ends in cases} == cases
     assert POINTS == 1.0
 
 
-def test_the_first_number_that_may_decide_decides():
-    rank, precision = ("rankme", both("rankme", 90.0, 10.0)), ("svm", both("map", 40.0, 30.0))
-    found = verdict([rank, precision, ("knn", both("top1_k20", 1.0, 99.0))])
-    assert str(found) == "Pretraining helped: svm map 40.0 % against 30.0 % untrained."
-    assert verdict([rank]) is None
-    assert verdict([("knn", {"trained": {"top1_k20": 50.0}})]) is None  # nothing to compare with
-    pixels = both("top1_k20", 50.0, 49.5) | {"pixels": {"top1_k20": 30.0}}
-    text = "Pretraining did not help: knn top1_k20 50.0 % against 49.5 % untrained and 30.0 % from raw pixels."
-    assert str(verdict([("knn", pixels)])) == text
+def test_the_sentence_has_the_difference_its_interval_and_what_would_help():
+    assert str(judged(6.3, 12.7)) == (
+        "Pretraining helped: linear top1 59.5 % against 50.0 % untrained: "
+        "+9.5 points (95 % interval +6.3 to +12.7, 819 test images)."
+    )
+    assert str(judged(-3.1, 5.8)).startswith("Cannot tell whether pretraining helped: linear top1 51.4 % against")
+    more = "More test images (about 4,000 if the difference stays), or several seeds, would tell."
+    assert str(judged(-2, 6)).endswith(more)
+    assert str(judged(-5, 5)).endswith("More test images, or several seeds, would tell.")  # any number of images may do
+    assert str(judged(-9, -3)).startswith("Pretraining did not help, it harmed: linear top1 44.0 %")
+
+
+def test_one_declared_metric_decides_whatever_the_order():
+    """The linear probe, else kNN with 20 neighbours, else others, and few-shot only where there is nothing else."""
+    found = [
+        line("few-shot", "top1_1shot", 14.3, 13.1, 300),
+        line("my_lab.gone", "top1", 1.0, 99.0, 300),
+        line("svm", "map", 40.0, 30.0, 300),
+        line("knn", "top1_k200", 1.0, 99.0, 300),
+        line("linear", "top1", 60.0, 20.0, 300),
+    ]
+    found[3]["numbers"]["trained"]["top1_k20"] = found[3]["numbers"]["untrained"]["top1_k20"] = 30.0
+    deciding = []
+    while (decided := verdict(found)) is not None:
+        deciding.append(str(decided.by))
+        found = [one for one in found if one["protocol"] != decided.by.protocol]
+    assert deciding == ["linear top1", "knn top1_k20", "svm map", "few-shot top1_1shot"]
+    assert verdict([line("rankme", "rankme", 90.0, 10.0, 300)]) is None
+    assert verdict([{"protocol": "knn", "numbers": {"trained": {"top1_k20": 50.0}}}]) is None  # nothing to compare with
+
+
+def test_results_without_intervals_are_judged_by_the_number_of_test_images():
+    """By a wider interval, since which images were right is not known; without their number by none."""
+    assert verdict([line("knn", "top1_k20", 84.1, 38.2, 819)]).helped
+    assert verdict([line("knn", "top1_k20", 20.7, 19.3, 300)]).undecided
+    assert verdict([line("knn", "top1_k20", 19.3, 60.7, 300)]).harmed
+    unknown = verdict([line("knn", "top1_k20", 84.1, 38.2)])
+    assert (unknown.outcome, unknown.interval) == ("cannot tell", None)
+    assert "(interval not known)" in str(unknown)
+    precision = verdict([line("svm", "map", 84.1, 38.2, 819)])  # no share of the images
+    assert str(precision).endswith("+45.9 points (interval not known, 819 test images). Several seeds would give one.")
+
+
+def test_several_seeds_have_the_interval_over_seeds_paired_with_their_own_reference():
+    runs = [[line("linear", "top1", 30.0 + s, 20.0 + s + 0.1 * (s % 2), 100)] for s in range(4)]
+    found = verdict_over_seeds(runs)
+    assert (found.seeds, found.outcome) == (4, "helped")
+    spread = Spread.of([10.0, 9.9, 10.0, 9.9])
+    assert found.interval == pytest.approx(spread.interval)
+    assert "(95 % interval +9.9 to +10.0, 4 seeds)" in str(found)
+    assert found.by.text("trained") == "31.5 ± 1.3"
+    one = verdict_over_seeds(runs[:1])
+    assert (one.seeds, one.undecided) == (1, True)  # 100 test images are few
 
 
 def test_less_is_better_where_the_protocol_says_so(my_lab, tmp_path):
     code = PLAIN + 'from tico_ssl.evaluations import Metric\nMETRICS = [Metric("e", "m", 2, "lower", True)]\n'
     (tmp_path / "elsewhere" / "my_lab" / "distance.py").write_text(code)
-    found = verdict([("my_lab.distance", both("e", 3.0, 5.0))])
-    assert (found.gain, found.helped) == (2.0, True)
-    assert str(found) == "Pretraining helped: my_lab.distance e 3.00 m against 5.00 m untrained."
-    assert verdict([("my_lab.distance", both("e", 5.0, 3.0))]).harmed
+    found = verdict([line("my_lab.distance", "e", 3.0, 5.0, differences={"untrained": {"e": [-3.0, -1.0]}})])
+    assert (found.gain, found.interval, found.helped) == (2.0, (1.0, 3.0), True)
+    assert str(found) == (
+        "Pretraining helped: my_lab.distance e 3.00 m against 5.00 m untrained: -2.00 m (95 % interval -3.00 to -1.00)."
+    )
+    assert verdict([line("my_lab.distance", "e", 5.0, 3.0, differences={"untrained": {"e": [1.0, 3.0]}})]).harmed
+
+
+def test_every_metric_without_labels_says_which_way_is_better_or_that_none_is():
+    """As their papers claim, of runs of one kind: a higher rank, a decay of exponent 1, closer views, more uniform
+    images."""
+    names = {
+        "rankme": {"rankme": "(↑)", "embedding_rankme": "(↑)"},
+        "lidar": {"lidar": "(↑)"},
+        "alpha-req": {"alpha": "(→1)", "alpha_r2": ""},
+        "alignment-uniformity": {"alignment": "(↓)", "embedding_uniformity": "(↓)"},
+        "neighbour-consistency": {"same_image": "↑"},
+        "spectrum": {"participation_ratio": "", "largest_share": ""},
+    }
+    for protocol, ways in names.items():
+        found = measurements(protocol, {"trained": dict.fromkeys(ways, 1.0)})
+        assert [one.directed_title for one in found] == [f"{one.title} {ways[one.name]}".rstrip() for one in found]
+        assert not any(one.metric.verdict for one in found)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20))
@@ -146,12 +223,13 @@ def test_a_protocol_elsewhere_is_evaluated_under_its_name(my_lab, run):
     words = ["evaluate", str(run.folder), my_lab, "my_lab.plain", "rankme", f"{my_lab}.centred=false"]
     outcome = CliRunner().invoke(app, words, catch_exceptions=False)
     assert outcome.exit_code == 0
-    for text in (f"{my_lab} right (%)", "right_of_worst_class (%)", "my_lab.plain length", f"help: {my_lab} right"):
-        assert text in outcome.output.replace("helped:", "help:")
+    for text in (f"{my_lab} right (%) ↑", "right_of_worst_class (%) ↑", "my_lab.plain length", f": {my_lab} right"):
+        assert text in outcome.output
     assert f"{my_lab} classes" not in outcome.output
-    line = next(line for line in reversed(open_run(run.folder).results()) if line["protocol"] == my_lab)
-    assert line["settings"] == {"centred": False}
-    assert line["numbers"]["trained"]["classes"] == 10
+    made = next(made for made in reversed(open_run(run.folder).results()) if made["protocol"] == my_lab)
+    assert made["settings"] == {"centred": False}
+    assert made["numbers"]["trained"]["classes"] == 10
+    assert list(made["intervals"]["trained"]) == list(made["differences"]["untrained"]) == ["right"]
     result = evaluate(run.folder, "my_lab.plain")
     assert result.protocol == "my_lab.plain"
 
@@ -179,7 +257,7 @@ def test_a_protocol_elsewhere_is_in_studies_comparisons_and_reports(my_lab, tmp_
     assert f"| {my_lab} |" in text
     assert f"{my_lab} in %." in text
     comparison = read_comparison([out])
-    assert comparison.head[6:10] == [f"{my_lab} right", "untrained", "my_lab.plain length", "untrained"]
+    assert comparison.head[6:11] == [f"{my_lab} right", "untrained", "gain", "my_lab.plain length", "untrained"]
     assert comparison.rows[0][6].text == f"{value:.1f}"
     assert str(comparison.headline) == f"{my_lab} right"
     assert f"Highest {my_lab} right: base-seed0 with" in report(out).read_text()

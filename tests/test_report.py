@@ -81,6 +81,7 @@ def knn(trained, untrained, **more) -> dict:
     return {
         "protocol": "knn",
         "numbers": {"trained": {"top1_k20": trained}, "untrained": {"top1_k20": untrained}},
+        "data": {"test": 1_000},
         **more,
     }
 
@@ -102,14 +103,17 @@ def test_the_verdict_says_that_pretraining_helped(tmp_path):
     rank = {"protocol": "rankme", "numbers": {"trained": {"rankme": 187.2, "width": 256.0}}}
     run = made_run(tmp_path / "a", results=[knn(84.1, 38.2), rank])
     said = sentences(run)
-    assert "Pretraining helped: knn top1_k20 84.1 % against 38.2 % untrained." in said
+    assert "Pretraining helped: knn top1_k20 84.1 % against 38.2 % untrained: +45.9 points (95 % interval" in said
     assert "No sign of collapse." in said
     assert "Effective rank of the features: 187 of 256." in said
 
 
 def test_the_verdict_says_that_it_did_not_help(tmp_path):
-    found = findings(read_record(made_run(tmp_path / "a", results=[knn(38.9, 38.2)]).folder))
+    sure = {"differences": {"untrained": {"top1_k20": [-0.5, 0.9]}}}
+    found = findings(read_record(made_run(tmp_path / "a", results=[knn(38.4, 38.2, **sure)]).folder))
     assert [s.tone for s in found if "did not help" in s.text] == ["bad"]
+    found = findings(read_record(made_run(tmp_path / "b", results=[knn(38.9, 38.2)]).folder))
+    assert [s.tone for s in found if "Cannot tell" in s.text] == ["plain"]
 
 
 def test_results_of_an_earlier_checkpoint_do_not_count(page_alone, tmp_path):

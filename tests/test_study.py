@@ -290,7 +290,8 @@ def one(seed: int, knn: float, collapsed: str = "no") -> Measured:
         "knn": {"trained": {"top1_k20": knn, "top1_k200": 1.0}, "untrained": {"top1_k20": 20.0, "top1_k200": 2.0}},
         "rankme": {"trained": {"rankme": 30.0, "width": 64.0}, "untrained": {"rankme": 40.0, "width": 64.0}},
     }
-    return Measured(seed, 8, 12.0 + seed, 1000.0 + 100 * seed, collapsed, numbers)
+    results = {name: {"protocol": name, "numbers": found, "data": {"test": 500}} for name, found in numbers.items()}
+    return Measured(seed, 8, 12.0 + seed, 1000.0 + 100 * seed, collapsed, results)
 
 
 @pytest.fixture
@@ -307,11 +308,14 @@ def summary(tmp_path) -> Summary:
 def test_the_table_that_people_read(summary):
     head, cells = columns(summary.rows)
     assert head[:5] == ["run", "seeds", "epochs", "seconds", "images/s"]
-    assert head[5:] == ["knn", "untrained", "rankme", "untrained", "collapsed?"]
+    assert head[5:] == ["knn", "untrained", "gain", "rankme", "untrained", "helped?", "collapsed?"]
     assert cells[0][:5] == ["a", "2", "8", "12", "1,050"]
-    assert cells[0][5:] == ["55.0 ± 7.1", "20.0 ± 0.0", "30.0 ± 0.0", "40.0 ± 0.0", "1 no, 1 signs"]
-    assert cells[1] == ["b", "1 of 2", "8", "12", "1,000", "70.0", "20.0", "30.0", "40.0", "failed"]
-    assert cells[2] == ["c", "0 of 2", *[""] * 8]
+    over_seeds, over_images = "+35.0 [-28.5, +98.5]", "+50.0 [+44.4, +55.1]"  # two seeds that differ, and 500 images
+    assert cells[0][5:8] == ["55.0 ± 7.1", "20.0 ± 0.0", over_seeds]
+    assert cells[0][8:] == ["30.0 ± 0.0", "40.0 ± 0.0", "cannot tell", "1 no, 1 signs"]
+    assert cells[1][:7] == ["b", "1 of 2", "8", "12", "1,000", "70.0", "20.0"]
+    assert cells[1][7:] == [over_images, "30.0", "40.0", "helped", "failed"]
+    assert cells[2] == ["c", "0 of 2", *[""] * 10]
     text = table.as_markdown(summary)
     assert "- b-seed1: the loss became nan" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
@@ -330,17 +334,26 @@ def test_the_tables_that_programs_read(summary):
     values = json.loads((summary.folder / "results.json").read_text())
     assert values["rows"][0]["numbers"]["knn"]["top1_k20"]["trained"]["values"] == [50.0, 60.0]
     assert values["rows"][0]["seconds"] == 12.5
+    assert values["rows"][1]["helped"] == lines[1]["helped"] == "helped"
+    assert values["rows"][1]["verdict"].startswith("Pretraining helped: knn top1_k20 70.0 % against 20.0 % untrained")
     assert values["environment"]["packages"]["torch"] == "2.11"
 
 
 def test_the_verdict_on_collapse():
-    better = {"knn": {"trained": {"top1_k20": 50.0}, "untrained": {"top1_k20": 30.0}}}
-    alike = {"knn": {"trained": {"top1_k20": 30.5}, "untrained": {"top1_k20": 30.0}}}
-    worse = {"knn": {"trained": {"top1_k20": 20.0}, "untrained": {"top1_k20": 30.0}}}
+    better, alike, worse = (
+        [
+            {
+                "protocol": "knn",
+                "numbers": {"trained": {"top1_k20": trained}, "untrained": {"top1_k20": 30.0}},
+                "data": {"test": 1_000},
+            }
+        ]
+        for trained in (50.0, 30.5, 20.0)
+    )
     healthy, sick = {"loss": 1.0, "mean_cosine": 0.1}, {"loss": 1.0, "mean_cosine": 0.99}
-    cases = (better, alike, worse, {})
-    assert [collapse_verdict(healthy, numbers.items()) for numbers in cases] == ["no", "no", "worse", "no"]
-    assert [collapse_verdict(sick, numbers.items()) for numbers in cases] == ["signs", "yes", "yes", "yes"]
+    cases = (better, alike, worse, [])
+    assert [collapse_verdict(healthy, lines) for lines in cases] == ["no", "no", "worse", "no"]
+    assert [collapse_verdict(sick, lines) for lines in cases] == ["signs", "yes", "yes", "yes"]
 
 
 # ---------------------------------------------------------------------------------------------------- processes

@@ -20,10 +20,12 @@ class Finetuned:
 
     @property
     def summary(self) -> str:
-        """Its accuracy beside that of always naming the most frequent class."""
+        """Its accuracy and the interval of it, beside that of always naming the most frequent class."""
         found = self.results
+        low, high = found["intervals"]["accuracy"]
+        interval = f"95 % interval {low:.1f} to {high:.1f}"
         always = f"most frequent class: {found['most_frequent_class']['accuracy']:.1f} %"
-        return f"accuracy {found['accuracy']:.1f} % on {found['images']:,} photos ({always})"
+        return f"accuracy {found['accuracy']:.1f} % on {found['images']:,} photos ({interval}; {always})"
 
 
 def finetune(

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tico_ssl.classifying.model import ImageClassifier
 from tico_ssl.data.source import Source
+from tico_ssl.features.evidence import accuracies, resampled
 from tico_ssl.features.extraction import image_batches
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import track
@@ -66,7 +68,7 @@ def judged(model: ImageClassifier, source: Source, device: torch.device) -> Verd
 
 def scores_of(verdicts: Verdicts, classes: tuple[str, ...], most_frequent: int) -> dict[str, Any]:
     """Accuracy in per cent, also of always naming the most frequent training class; precision and recall by class;
-    the confusion matrix. What is a share of no images is null."""
+    the confusion matrix; 95 % intervals over test images. What is a share of no images is null."""
     confusion = verdicts.confusion
     right, of_class, as_class = confusion.diag(), confusion.sum(1), confusion.sum(0)
     recalls = [_share(right[i], of_class[i]) for i in range(len(classes))]
@@ -81,6 +83,7 @@ def scores_of(verdicts: Verdicts, classes: tuple[str, ...], most_frequent: int) 
         "accuracy": _share(right.sum(), total),
         "top5": _share(verdicts.among_five.sum(), total),
         "mean_recall": sum(known) / len(known),
+        "intervals": _intervals(verdicts, sum(known) / len(known)),
         "images": int(total),
         "most_frequent_class": {
             "class": classes[most_frequent],
@@ -89,6 +92,22 @@ def scores_of(verdicts: Verdicts, classes: tuple[str, ...], most_frequent: int) 
         "classes": by_class,
         "confusion": confusion.tolist() if len(classes) <= MOST_CLASSES else None,
     }
+
+
+def _intervals(verdicts: Verdicts, mean_recall: float) -> dict[str, list[float]]:
+    """Of the accuracies and of the mean recall, which is a mean over classes: by resampling."""
+    truth, right = verdicts.truth.numpy(), (verdicts.truth == verdicts.named).numpy()
+
+    def recall_on(counts: np.ndarray) -> np.ndarray:
+        seen = np.stack([np.bincount(truth, of, minlength=verdicts.classes) for of in counts])
+        hit = np.stack([np.bincount(truth, of, minlength=verdicts.classes) for of in counts * right])
+        recalls: np.ndarray = np.divide(hit, seen, out=np.full(seen.shape, np.nan), where=seen > 0)
+        mean: np.ndarray = np.nanmean(recalls, axis=1)
+        return 100 * mean
+
+    shares = accuracies({"accuracy": verdicts.truth == verdicts.named, "top5": verdicts.among_five})
+    evidence = shares.evidence | {"mean_recall": resampled(mean_recall, recall_on, len(truth))}
+    return {name: [round(end, 4) for end in found.interval()] for name, found in evidence.items()}
 
 
 def _share(part: Tensor, whole: Tensor) -> float | None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tico_ssl.evaluations._context import Context
     from tico_ssl.evaluations._estimate import Work
     from tico_ssl.evaluations._evaluate import evaluate, evaluate_all
+    from tico_ssl.features.evidence import accuracies
     from tico_ssl.features.frozen import Features
 
 __all__ = [
@@ -36,12 +37,13 @@ __all__ = [
     "Result",
     "Section",
     "Work",
+    "accuracies",
     "evaluate",
     "evaluate_all",
 ]
 __getattr__ = lazy.attributes(
     __name__,
-    dict.fromkeys(("Context", "Features"), "_context")
+    dict.fromkeys(("Context", "Features", "accuracies"), "_context")
     | {"Work": "_estimate"}
     | dict.fromkeys(("evaluate", "evaluate_all"), "_evaluate"),
 )

@@ -19,6 +19,8 @@ from tico_ssl.data.source import Source
 from tico_ssl.data.sources import required, shown
 from tico_ssl.data.store import open_stored
 from tico_ssl.features.cache import FeatureCache
+from tico_ssl.features.evidence import accuracies as accuracies  # for protocols elsewhere
+from tico_ssl.features.evidence import as_line, from_line, intervals_of
 from tico_ssl.features.extraction import needed_side, pixels
 from tico_ssl.features.frozen import Features, frozen_features
 from tico_ssl.features.homes import INITIAL, PIXELS, TRAINED, UNTRAINED
@@ -149,9 +151,12 @@ class Context:
         return self.result(config, numbers, perf_counter() - start)
 
     def result(self, config: Section, numbers: dict[str, Numbers], seconds: float, **about_data: Any) -> Result:
-        """A result with everything that it depends on."""
+        """A result with everything that it depends on, and the intervals of numbers that are `Scores`."""
         settings, data = config.model_dump(mode="json"), self.data_of_results | about_data
-        return Result(self.protocol, settings, data, self.checkpoint, self.seed, numbers, round(seconds, 2))
+        intervals, differences = intervals_of(numbers)
+        plain = {name: dict(found) for name, found in numbers.items()}
+        made = Result(self.protocol, settings, data, self.checkpoint, self.seed, plain, round(seconds, 2))
+        return replace(made, intervals=intervals, differences=differences)
 
     @property
     def data_of_results(self) -> dict[str, Any]:
@@ -187,7 +192,7 @@ class Context:
     def _keep(self, numbers: Numbers, place: Path, finished: Path) -> None:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            write_json_lines(finished, [sealed(numbers)])
+            write_json_lines(finished, [sealed(as_line(numbers))])
             _remove_checkpoint(place)
         except OSError as error:  # which costs time later, not the result
             say(f"{self.protocol} {place.name} is not kept: {refusal(error)}")
@@ -218,7 +223,7 @@ def _finished(file: Path) -> Numbers | None:
     if len(numbers) != 1 or numbers[0] is None:
         say(f"{file}: damaged, so it is computed again")
         return None
-    return numbers[0]
+    return from_line(numbers[0])
 
 
 def open_context(

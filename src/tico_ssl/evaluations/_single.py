@@ -1,7 +1,7 @@
 """One protocol on an open context, and its result on disk. Nothing here imports torch before it is used."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def _keep(result: Result, home: Path) -> None:
     file = Run(home).quick_results_file if result.data.get("quick") else Run(home).results_file
     try:
         home.mkdir(parents=True, exist_ok=True)
-        append_json_line(file, asdict(result), durable=True)
+        append_json_line(file, result.line, durable=True)
     except OSError as error:
         raise NotSaved(f"{file}: the result of {result.protocol} was not saved ({refusal(error)})", [result]) from error
 

@@ -15,7 +15,10 @@ from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
 
 COST = "head"
-METRICS = (Metric("*alignment", digits=3, better="lower"), Metric("*uniformity", digits=3, better="lower"))
+METRICS = (
+    Metric("*alignment", digits=3, better="lower", among_runs=True),
+    Metric("*uniformity", digits=3, better="lower", among_runs=True),
+)
 
 
 class Config(ViewSettings):

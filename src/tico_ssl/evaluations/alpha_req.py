@@ -16,7 +16,7 @@ from tico_ssl.runtime.errors import UserError
 FEWEST = 4  # points for the fit
 
 COST = "features"
-METRICS = (Metric("alpha*", digits=3),)
+METRICS = (Metric("alpha", digits=3, better="near 1", among_runs=True), Metric("alpha_r2", digits=3))
 
 
 class Config(Section):

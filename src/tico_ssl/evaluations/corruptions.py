@@ -18,6 +18,7 @@ from tico_ssl.evaluations._context import Context
 from tico_ssl.evaluations._representation.corruption import corrupt, strength
 from tico_ssl.evaluations._representation.settings import SEVERITIES, STRENGTHS
 from tico_ssl.features.batches import prepared_batches
+from tico_ssl.features.evidence import Scores, means, resampled
 from tico_ssl.features.knn import knn_predictions
 from tico_ssl.features.regression import fit_linear
 from tico_ssl.features.settings import Voters
@@ -64,20 +65,22 @@ def run(context: Context, config: Config) -> Result:
     classifiers = {name: _classifiers(context, name, config) for name in context.backbones}
     clean = [_central_squares(context, names[0], config.images) for names in context.alike]
     cases: list[tuple[str, int]] = [("clean", 0), *((kind, level) for kind in config.kinds for level in SEVERITIES)]
-    right: dict[str, dict[str, dict[str, list[float]]]] = {name: {} for name in context.backbones}
+    right: dict[str, dict[str, dict[str, list[Tensor]]]] = {name: {} for name in context.backbones}
     for kind, level in track(cases, len(cases), context.protocol):
         for names, (squares, labels) in zip(context.alike, clean, strict=True):
             draw = generator(config.seed, "probe", DRAW, ([*STRENGTHS].index(kind) if level else 0), level)
             features = _features(context, names, squares, kind, level, draw)
             for name, seen in features.items():
                 for classifier, classify in classifiers[name].items():
-                    accuracy = 100 * float((classify(seen).cpu() == labels).double().mean())
-                    right[name].setdefault(classifier, {}).setdefault(kind, []).append(accuracy)
-    numbers: dict[str, Numbers] = {name: {} for name in right}
+                    hits = classify(seen).cpu() == labels
+                    right[name].setdefault(classifier, {}).setdefault(kind, []).append(hits)
+    numbers: dict[str, Numbers] = {name: Scores() for name in right}
+    levels: dict[str, dict[str, dict[str, list[float]]]] = {name: {} for name in right}
     for name, by_classifier in right.items():
         for classifier, found in by_classifier.items():
-            numbers[name] |= _summary(classifier, found)
-    return context.result(config, numbers, perf_counter() - begun, severities=right, tested=len(clean[0][1]))
+            numbers[name] = numbers[name] | _summary(classifier, found)
+            levels[name][classifier] = {kind: [_per_cent(hits) for hits in each] for kind, each in found.items()}
+    return context.result(config, numbers, perf_counter() - begun, severities=levels, tested=len(clean[0][1]))
 
 
 def _central_squares(context: Context, name: str, most: int) -> tuple[Tensor, Tensor]:
@@ -131,14 +134,25 @@ def _features(
     return {name: torch.cat(parts) for name, parts in features.items()}
 
 
-def _summary(classifier: str, accuracies: dict[str, list[float]]) -> Numbers:
-    """Summary metrics of a classifier."""
-    (clean,) = accuracies["clean"]
-    means = {kind: float(np.mean(found)) for kind, found in accuracies.items() if kind != "clean"}
-    corrupted = float(np.mean(list(means.values())))
-    return {
-        f"{classifier}_clean": clean,
-        f"{classifier}_corrupted": corrupted,
-        f"{classifier}_lost": 100 * (1 - corrupted / clean) if clean else 0.0,
-        **{f"{classifier}_{kind}": value for kind, value in means.items()},
-    }
+def _summary(classifier: str, right: dict[str, list[Tensor]]) -> Scores:
+    """Summary metrics of a classifier, from the test images that are right at each severity of a type."""
+    (clean,) = right["clean"]
+    kinds = {kind: torch.stack(found).double().mean(dim=0) for kind, found in right.items() if kind != "clean"}
+    found = means({"clean": clean, "corrupted": torch.stack([*kinds.values()]).mean(dim=0), **kinds})
+    lost = 100 * (1 - found["corrupted"] / found["clean"]) if found["clean"] else 0.0
+    each, unharmed = torch.stack([*kinds.values()]).mean(dim=0).numpy(), clean.double().numpy()
+
+    def lost_on(counts: np.ndarray) -> np.ndarray:
+        whole = counts @ unharmed
+        kept: np.ndarray = np.divide(counts @ each, whole, out=np.ones(len(counts)), where=whole > 0)
+        return 100 * (1 - kept)
+
+    return (
+        Scores({name: found[name] for name in ("clean", "corrupted")}, found.evidence)
+        | Scores({"lost": lost}, {"lost": resampled(lost, lost_on, len(clean))})
+        | {kind: found[kind] for kind in kinds}
+    ).renamed(lambda name: f"{classifier}_{name}")
+
+
+def _per_cent(right: Tensor) -> float:
+    return 100 * float(right.double().mean())

@@ -8,17 +8,17 @@ from typing import Annotated
 import torch
 import torch.nn.functional as F
 from pydantic import Field
+from torch import Tensor
 
 from tico_ssl.config.section import Section
 from tico_ssl.evaluations._classification.settings import Positive
 from tico_ssl.evaluations._classification.subsets import number_of_each
 from tico_ssl.evaluations._context import Context
+from tico_ssl.features.evidence import Scores, accuracies
 from tico_ssl.features.frozen import Features
 from tico_ssl.features.regression import fit_linear
-from tico_ssl.features.scores import top_accuracies
 from tico_ssl.results.metrics import TOP1
-from tico_ssl.results.record import Numbers, Result
-from tico_ssl.results.statistics import mean_and_deviation
+from tico_ssl.results.record import Result
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import say
 
@@ -54,19 +54,19 @@ def run(context: Context, config: Config) -> Result:
     return context.compare(config, lambda features: few_shot_accuracy(features, shots, config, context.device))
 
 
-def few_shot_accuracy(features: Features, shots: list[int], config: Config, device: torch.device) -> Numbers:
+def few_shot_accuracy(features: Features, shots: list[int], config: Config, device: torch.device) -> Scores:
     """Mean and standard deviation of the accuracy for each number of shots."""
     labels, test_labels = features.labels()
     train, test = F.normalize(features.train, dim=1).to(device), F.normalize(features.test, dim=1).to(device)
     classes = int(max(labels.max(), test_labels.max())) + 1
-    numbers: Numbers = {}
+    right: dict[str, Tensor] = {}
     for shot in shots:
-        runs = []
+        draws = []
         for draw in range(config.draws):
             places = number_of_each(labels, shot, draw, config.seed)
             decay = 1 / (config.cost * len(places))
             seen, known = train[places.to(device)], labels[places].to(device)
             classify = fit_linear(seen, known, decay, config.iterations, classes)
-            runs.append({f"top1_{shot}shot": top_accuracies(classify(test), test_labels)["top1"]})
-        numbers |= mean_and_deviation(runs)
-    return numbers
+            draws.append(classify(test).argmax(dim=1).cpu() == test_labels)
+        right[f"top1_{shot}shot"] = torch.stack(draws)
+    return accuracies(right)

@@ -14,7 +14,7 @@ from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
 
 COST = "head"
-METRICS = (Metric("*lidar", better="higher"), Metric("width", shown=False))
+METRICS = (Metric("*lidar", better="higher", among_runs=True), Metric("width", shown=False))
 
 
 class Config(ViewSettings):

@@ -13,7 +13,7 @@ from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
 
 COST = "features"
-METRICS = (Metric("*rankme", better="higher"), Metric("width", shown=False))
+METRICS = (Metric("*rankme", better="higher", among_runs=True), Metric("width", shown=False))
 
 
 class Config(Section):

@@ -10,9 +10,10 @@ from torch import Tensor
 from tico_ssl.config.section import Section
 from tico_ssl.evaluations._classification.settings import Positive
 from tico_ssl.evaluations._context import Context
+from tico_ssl.features.evidence import Scores, means
 from tico_ssl.features.frozen import Features
 from tico_ssl.results.metrics import Metric
-from tico_ssl.results.record import Numbers, Result
+from tico_ssl.results.record import Result
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import track
 
@@ -44,7 +45,7 @@ def run(context: Context, config: Config) -> Result:
 @torch.no_grad()
 def retrieved(
     features: Features, config: Config, device: torch.device | None = None, label: str | None = None
-) -> Numbers:
+) -> Scores:
     """In per cent: `map` over all ranks; `map_at_r` up to rank R, the number of images of the class; `precision_at_k`,
     the share of the class among the first k; `recall_at_k`, the share of queries with at least one among them.
 
@@ -61,13 +62,13 @@ def retrieved(
     bank, labels, members = features.train.to(device), labels.to(device), members.to(device)
     lengths = bank.norm(dim=1).clamp_min(1e-12)
     parts = possible.split(max(1, SIMILARITIES // len(bank)))
-    totals: dict[str, float] = {}
+    found: dict[str, list[Tensor]] = {}
     for part in track(parts, len(parts), label):
         queries, wanted = F.normalize(features.test[part].to(device), dim=1), asked[part].to(device)
         order = (queries @ bank.T / lengths).argsort(dim=1, descending=True, stable=True)
         for name, values in _scores(labels[order] == wanted[:, None], members[wanted], config.ks).items():
-            totals[name] = totals.get(name, 0.0) + float(values.sum())
-    return {name: 100 * total / len(possible) for name, total in totals.items()}
+            found.setdefault(name, []).append(values.cpu())
+    return means({name: torch.cat(values) for name, values in found.items()})
 
 
 def _scores(hits: Tensor, members: Tensor, ks: tuple[int, ...]) -> dict[str, Tensor]:
@@ -81,5 +82,5 @@ def _scores(hits: Tensor, members: Tensor, ks: tuple[int, ...]) -> dict[str, Ten
     for k in ks:
         first = hits[:, :k]
         scores[f"precision_at_{k}"] = first.double().sum(dim=1) / k
-        scores[f"recall_at_{k}"] = first.any(dim=1).double()
+        scores[f"recall_at_{k}"] = first.any(dim=1)
     return scores

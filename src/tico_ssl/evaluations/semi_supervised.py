@@ -14,9 +14,9 @@ from tico_ssl.evaluations._classification.settings import FineTuning, Positive, 
 from tico_ssl.evaluations._classification.subsets import listed, share_of_each
 from tico_ssl.evaluations._context import Context
 from tico_ssl.evaluations._estimate import Work
+from tico_ssl.features.evidence import Scores, over_draws
 from tico_ssl.results.metrics import TOP1, TOP5
 from tico_ssl.results.record import Numbers, Result
-from tico_ssl.results.statistics import mean_and_deviation
 
 COST = "network"
 METRICS = (TOP1, TOP5)
@@ -56,21 +56,19 @@ def run(context: Context, config: Config) -> Result:
     subsets = _subsets(context, config, labels)
     numbers: dict[str, Numbers] = {}
     for name in context.backbones:
-        numbers[name] = {}
+        numbers[name] = Scores()
         for share, places in subsets.items():
             scores = [_measure(context, config, name, share, draw, chosen) for draw, chosen in enumerate(places)]
-            numbers[name] |= {
-                f"{metric.replace('_std', '')}_{share}{'_std' if metric.endswith('_std') else ''}": value
-                for metric, value in mean_and_deviation(scores).items()
-            }
+            numbers[name] = numbers[name] | over_draws(scores)
     images = {share: len(places[0]) for share, places in subsets.items()}
     return context.result(config, numbers, perf_counter() - begun, labelled=images)
 
 
-def _measure(context: Context, config: Config, name: str, share: str, draw: int, places: Tensor) -> Numbers:
+def _measure(context: Context, config: Config, name: str, share: str, draw: int, places: Tensor) -> Scores:
     part = f"{name}-{share}" + (f"-{draw}" if draw else "")
     title = f"{context.protocol} {part.replace('-', ' ')}"
-    return context.part(config, part, lambda place: fine_tuned(context, config, name, title, place, places), name)
+    found = context.part(config, part, lambda place: fine_tuned(context, config, name, title, place, places), name)
+    return (Scores() | found).renamed(lambda metric: f"{metric}_{share}")
 
 
 def _subsets(context: Context, config: Config, labels: Tensor) -> dict[str, "list[Tensor]"]:

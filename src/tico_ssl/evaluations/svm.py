@@ -4,11 +4,13 @@ Data with one class per image become one-versus-rest problems.
 """
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 from pydantic import Field
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import cross_val_score
@@ -19,8 +21,9 @@ from torch import Tensor
 from tico_ssl.config.section import Section
 from tico_ssl.evaluations._classification.settings import Positive, Rate
 from tico_ssl.evaluations._context import Context
+from tico_ssl.features.evidence import RESAMPLES, Scores, accuracies, resampled
 from tico_ssl.features.frozen import Features
-from tico_ssl.features.scores import average_precision
+from tico_ssl.features.scores import average_precision, average_precisions
 from tico_ssl.pipeline.workers import default_workers
 from tico_ssl.results.metrics import TOP1, Metric
 from tico_ssl.results.record import Numbers, Result
@@ -29,6 +32,7 @@ from tico_ssl.runtime.json_lines import append_json_line, read_json_lines, seale
 from tico_ssl.runtime.progress import say, track
 
 PRESENT, HARD, ABSENT = 1, 0, -1
+MOST_WORK, FEWEST_RESAMPLES = 2**31, 200  # scores that the intervals are made of, over all resamples
 
 COST = "head"
 METRICS = (Metric("map", "%", better="higher", verdict=True), TOP1)
@@ -68,7 +72,7 @@ def run(context: Context, config: Config) -> Result:
     return context.result(config, numbers, perf_counter() - begun)
 
 
-def svm_precision(features: Features, config: Config, title: str | None = None, kept: Path | None = None) -> Numbers:
+def svm_precision(features: Features, config: Config, title: str | None = None, kept: Path | None = None) -> Scores:
     """Mean average precision in per cent and, with one class per image, the accuracy of the highest score.
 
     Finished classes are kept in a file, so that an interrupted evaluation continues.
@@ -102,11 +106,29 @@ def svm_precision(features: Features, config: Config, title: str | None = None, 
             done[number] = {"class": number, "cost": cost, "ap": precision, "scores": scores.tolist()}
             if kept is not None and not _keep(kept, done[number]):
                 kept = None
-    numbers = {"map": 100 * float(np.mean([done[i]["ap"] for i in possible]))}
+    scores = np.stack([done[i]["scores"] for i in possible], axis=1)
+    numbers = mean_precision([done[i]["ap"] for i in possible], scores, truths[:, possible])
     if single:
-        best = np.stack([done[i]["scores"] for i in possible], axis=1).argmax(axis=1)
-        numbers["top1"] = 100 * float((np.array(possible)[best] == test_labels.numpy()).mean())
+        named = torch.from_numpy(np.array(possible)[scores.argmax(axis=1)])
+        numbers = numbers | accuracies({"top1": named == test_labels})
     return numbers
+
+
+def mean_precision(precisions: Sequence[float], scores: np.ndarray, truths: np.ndarray) -> Scores:
+    """Mean average precision in per cent, and on resampled images: from scores and truths (images, classes)."""
+
+    def on(counts: np.ndarray) -> np.ndarray:
+        by_class = [
+            average_precisions(of[rated], truth[rated] == PRESENT, counts[:, rated])
+            for of, truth in zip(scores.T, truths.T)
+            for rated in [truth != HARD]
+        ]
+        mean: np.ndarray = np.nanmean(by_class, axis=0)
+        return 100 * mean
+
+    value = 100 * float(np.mean(precisions))
+    resamples = max(FEWEST_RESAMPLES, min(RESAMPLES, MOST_WORK // scores.size))
+    return Scores({"map": value}, {"map": resampled(value, on, len(scores), resamples)})
 
 
 def _keep(file: Path, line: dict[str, Any]) -> bool:

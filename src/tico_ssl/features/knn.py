@@ -5,22 +5,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tico_ssl.features.evidence import Scores, accuracies
 from tico_ssl.features.frozen import Features
 from tico_ssl.features.neighbours import BANK_CHUNK, QUERY_CHUNK, nearest
 from tico_ssl.features.settings import KnnConfig, Voters
-from tico_ssl.results.record import Numbers
 
 
 def knn_accuracy(
     features: Features, config: KnnConfig, device: torch.device | None = None, label: str | None = None
-) -> Numbers:
+) -> Scores:
     """Accuracy for every pair of k and temperature, in per cent."""
     train_labels, test_labels = features.labels()
     votes = knn_predictions(features.train, train_labels, features.test, config.voters, device=device, label=label)
-    return {
-        name: 100 * float((predicted == test_labels).double().mean())
-        for name, predicted in zip(metric_names(config.voters), votes)
-    }
+    names = metric_names(config.voters)
+    return accuracies({name: predicted == test_labels for name, predicted in zip(names, votes)})
 
 
 def metric_names(voters: Sequence[Voters]) -> list[str]:

@@ -5,11 +5,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tico_ssl.features.evidence import Scores
 from tico_ssl.features.frozen import Features
 from tico_ssl.features.regression import fit_linear, fit_linears
 from tico_ssl.features.scores import top_accuracies
 from tico_ssl.features.settings import LinearConfig
-from tico_ssl.results.record import Numbers
 from tico_ssl.runtime.randomness import generator
 
 
@@ -37,7 +37,7 @@ class Probe(NamedTuple):
         return layer
 
 
-def probe(features: Features, config: LinearConfig, device: torch.device) -> Numbers:
+def probe(features: Features, config: LinearConfig, device: torch.device) -> Scores:
     """Accuracy in per cent, and the chosen weight decay. Features move to the device as a whole."""
     train_labels, test_labels = (labels.to(device) for labels in features.labels())
     fitted = fit_probe(features.train.to(device), train_labels, config)

@@ -29,8 +29,8 @@ def findings(record: Record) -> list[Sentence]:
 
 
 def _help(record: Record) -> list[Sentence]:
-    if (decided := verdict(record.numbers)) is not None:
-        return [Sentence("good" if decided.helped else "bad", str(decided))]
+    if (decided := verdict(record.current_results.values())) is not None:
+        return [Sentence("good" if decided.helped else "plain" if decided.undecided else "bad", str(decided))]
     if len(curve := record.knn_on_the_way) > 1:
         (first, before), (last, after) = curve[0], curve[-1]
         moved = "rose" if after > before else "fell" if after < before else "stayed"

@@ -101,7 +101,7 @@ def evaluations(record: Record) -> Section:
     head = ["protocol", "metric", *representations, "how"]
     rows: Rows = []
     earlier: Rows = []
-    for result in record.results:
+    for result in record.newest_results:
         kept = rows if result.get("checkpoint") == record.checkpoint else earlier
         for found in measurements(result["protocol"], result["numbers"]):
             cells = [Cell(found.text(name), found.values.get(name)) for name in representations]

@@ -9,17 +9,20 @@ from typing import Any
 
 from tico_ssl.results.formats import FORMATS
 from tico_ssl.results.metrics import USUAL, Quantity, all_of_each, first_of_each
+from tico_ssl.results.ranking import Contender, lead
 from tico_ssl.results.reading import failures, is_study, read_records, runs_among, some
 from tico_ssl.results.record import Numbers, Record
 from tico_ssl.results.run_folder import flattened
 from tico_ssl.results.statistics import Spread
-from tico_ssl.results.table import Cell, Sheet, print_table
-from tico_ssl.results.verdict import collapse_verdict
+from tico_ssl.results.table import Cell, Sheet, print_table, with_interval
+from tico_ssl.results.verdict import Verdict, collapse_verdict, images_tested, rank, verdict_over_seeds
 from tico_ssl.runtime.errors import UserError, suggestion
 from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.progress import console
 
 ONLINE_KNN = "online kNN"
+GAIN = "gain"
+COMPARABLE = ("settings", "data")  # of an evaluation, without which numbers do not compare
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,22 @@ class Group:
         """Time of training steps."""
         return self.spread(lambda record: record.cost[0] if record.cost else None)
 
+    @property
+    def verdict(self) -> Verdict | None:
+        """Did pretraining help: over its seeds, or over test images."""
+        return verdict_over_seeds([[*record.current_results.values()] for record in self.records])
+
+    def contender(self, by: Quantity) -> Contender | None:
+        """The group as one of several to be ranked by a metric; None if it was not measured."""
+        lines = {
+            seed if isinstance(seed := record.setting("training.seed"), int) else -place: line
+            for place, record in enumerate(self.records, start=1)
+            if (line := record.current_results.get(by.protocol)) is not None
+            and by.name in line["numbers"].get("trained", {})
+        }
+        by_seed = {seed: line["numbers"]["trained"][by.name] for seed, line in lines.items()}
+        return Contender(self.name, by_seed, images_tested(next(iter(lines.values())))) if lines else None
+
     def number(self, protocol: str, metric: str, representation: str = "trained") -> Spread | None:
         """A metric of an evaluation over the seeds that have been evaluated."""
         return self.spread(
@@ -65,7 +84,7 @@ class Comparison(Sheet):
     @property
     def headline(self) -> Quantity | None:
         """The metric that ranks the runs, if there is one."""
-        return next((shown for shown in self.shown if shown.metric.verdict), None)
+        return headline_of(self.shown)
 
     def differing_settings(self) -> dict[str, list[Any]]:
         """Recipe keys that differ, with the value of each group; None where a recipe has no such key."""
@@ -108,12 +127,15 @@ def comparison_of(
     if on_the_way := not shown and any(record.knn_on_the_way for record in records):
         head.append(ONLINE_KNN)
     beside: list[int] = []
+    by = headline_of(shown)
     for one in shown:
-        others = columns[one.protocol][1:]
+        others = [*columns[one.protocol][1:], *([GAIN] if one is by else [])]
         beside += range(len(head) + 1, len(head) + 1 + len(others))
         head += [str(one), *others]
+    if by is not None:
+        head.append("helped?")
     rows = [_row(group, shown, columns, on_the_way) for group in groups]
-    notes = _notes(records, shown) + [f"{name} failed: {reason}" for name, reason in (failed or {}).items()]
+    notes = _notes(records, shown, groups) + [f"{name} failed: {reason}" for name, reason in (failed or {}).items()]
     return Comparison([*head, "collapsed?"], rows, notes, groups, shown, len(known) - len(shown), beside=beside)
 
 
@@ -164,10 +186,18 @@ def _row(group: Group, shown: Sequence[Quantity], columns: Mapping[str, Sequence
     cells.append(_rounded(group.spread(lambda member: member.cost[1] if member.cost else None), ",.0f"))
     if on_the_way:
         cells.append(_cell(group.spread(_last_knn)))
+    by, judged = headline_of(shown), group.verdict
     for one in shown:
         spreads = (group.number(one.protocol, one.name, name) for name in columns[one.protocol])
         cells += [_cell(spread, one.metric.digits) for spread in spreads]
-    words = [collapse_verdict(member.logged[-1], member.numbers) for member in group.records if member.logged]
+        cells += [gain_cell(judged, one)] if one is by else []
+    if by is not None:
+        cells.append(Cell("" if judged is None else judged.outcome))
+    words = [
+        collapse_verdict(member.logged[-1], member.current_results.values())
+        for member in group.records
+        if member.logged
+    ]
     return [*cells, Cell(in_a_word(words))]
 
 
@@ -175,6 +205,19 @@ def in_a_word(words: Sequence[str]) -> str:
     """The verdict that all seeds share, or a count of each."""
     different = dict.fromkeys(words)
     return "".join(different) if len(different) < 2 else ", ".join(f"{words.count(w)} {w}" for w in different)
+
+
+def headline_of(shown: Sequence[Quantity]) -> Quantity | None:
+    """Of the metrics that may decide, the one that does."""
+    return min((one for one in shown if one.metric.verdict), key=rank, default=None)
+
+
+def gain_cell(judged: Verdict | None, by: Quantity) -> Cell:
+    """The difference that the verdict is about, with its interval; empty if another metric decided."""
+    if judged is None or str(judged.by) != str(by):
+        return Cell("")
+    text = with_interval(judged.difference, judged.difference_interval, by.metric.digits)
+    return Cell(text, judged.difference, interval=judged.difference_interval)
 
 
 def _cell(spread: Spread | None, digits: int = 1) -> Cell:
@@ -189,7 +232,7 @@ def _last_knn(record: Record) -> float | None:
     return record.knn_on_the_way[-1][1] if record.knn_on_the_way else None
 
 
-def _notes(records: Sequence[Record], shown: Sequence[Quantity]) -> list[str]:
+def _notes(records: Sequence[Record], shown: Sequence[Quantity], groups: Sequence[Group]) -> list[str]:
     notes = [meaning(shown)]
     for record in records:
         notes += [f"{record.name}: {what}." for what in record.damage]
@@ -198,7 +241,10 @@ def _notes(records: Sequence[Record], shown: Sequence[Quantity]) -> list[str]:
         elif record.results and not record.current_results:
             notes.append(f"{record.name}: its results belong to an earlier checkpoint: evaluate it again.")
     protocols = list(dict.fromkeys(one.protocol for one in shown))
-    for what in ("settings", "data"):
+    if (by := headline_of(shown)) is not None and not any(_differ(records, by.protocol, w) for w in COMPARABLE):
+        found = lead(by, [one for group in groups if (one := group.contender(by)) is not None])
+        notes += [] if found is None else [found]
+    for what in COMPARABLE:
         if unlike := [protocol for protocol in protocols if _differ(records, protocol, what)]:
             words = f"not all runs were evaluated with the same {what}, so these numbers are not strictly comparable."
             notes.append(f"{', '.join(unlike)}: {words}")
@@ -222,7 +268,18 @@ def meaning(shown: Sequence[Quantity]) -> str:
         if one.metric.unit:
             units.setdefault(one.metric.unit, []).append(one.protocol)
     words = "".join(f"; {', '.join(dict.fromkeys(protocols))} in {unit}" for unit, protocols in units.items())
-    return f"Mean ± sample standard deviation over seeds{words}. Seconds and images/s count training steps only."
+    text = f"Mean ± sample standard deviation over seeds{words}. Seconds and images/s count training steps only."
+    if (by := headline_of(shown)) is not None:
+        over = "over seeds, of a single seed over test images"
+        text += f" {GAIN}: {by} over what a run started from [95 % interval {over}], by which it helped or not."
+    return " ".join([text, *_directions(shown)])
+
+
+def _directions(shown: Sequence[Quantity]) -> list[str]:
+    """Which way is better, of metrics where it is not higher."""
+    said = {"lower": "Lower is better", "near 1": "Nearer 1 is better", None: "Neither way is better"}
+    found = {way: [str(one) for one in shown if one.metric.better == way] for way in said}
+    return [f"{said[way]}: {', '.join(names)}." for way, names in found.items() if names]
 
 
 def _differ(records: Sequence[Record], protocol: str, what: str) -> bool:

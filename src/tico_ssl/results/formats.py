@@ -22,22 +22,29 @@ def as_markdown(sheet: Sheet) -> str:
 
 
 def as_csv(sheet: Sheet) -> str:
-    """A line per row. Numbers are not rounded; standard deviations have columns of their own."""
-    several = [any(row[i].deviation is not None for row in sheet.rows) for i in range(len(sheet.head))]
+    """A line per row. Numbers are not rounded; standard deviations and intervals have columns of their own."""
+    columns = range(len(sheet.head))
+    several = [any(row[i].deviation is not None for row in sheet.rows) for i in columns]
+    between = [any(row[i].interval is not None for row in sheet.rows) for i in columns]
     before = ""
     head = []
-    for column, (name, spread) in enumerate(zip(sheet.head, several)):
+    for column, (name, spread, ends) in enumerate(zip(sheet.head, several, between)):
         before = before if column in sheet.beside else name
         whole = f"{before} {name}" if column in sheet.beside else name
-        head += [whole, f"{whole} deviation"] if spread else [whole]
+        head += [
+            whole,
+            *([f"{whole} deviation"] if spread else []),
+            *([f"{whole} low", f"{whole} high"] if ends else []),
+        ]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(safe_cell, head))
     for row in sheet.rows:
         line: list[Any] = []
-        for cell, spread in zip(row, several):
+        for cell, spread, ends in zip(row, several, between):
             line.append(safe_cell(cell.text) if cell.value is None else cell.value)
             line += [cell.deviation] if spread else []
+            line += (cell.interval or (None, None)) if ends else ()
         writer.writerow(line)
     return text.getvalue()
 

@@ -1,16 +1,16 @@
 """95 % intervals that a line of results.jsonl may hold beside its numbers.
 
-    "intervals":   {representation: {metric: [low, high]}}    of the metric, in its own unit
-    "differences": {reference: {metric: [low, high]}}         of trained minus that reference
+"intervals":   {representation: {metric: [low, high]}}    of the metric, in its own unit
+"differences": {reference: {metric: [low, high]}}         of trained minus that reference
 """
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
+from tico_ssl.results.confidence import Interval
 from tico_ssl.results.record import Line, is_number
 
-Interval = tuple[float, float]
 INTERVALS, DIFFERENCES = "intervals", "differences"
 
 

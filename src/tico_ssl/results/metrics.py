@@ -30,21 +30,38 @@ class Metric:
     """Unit, such as %."""
     digits: int = 1
     """Decimal places in tables."""
-    better: Literal["higher", "lower"] | None = None
-    """None: neither, or it depends."""
+    better: Literal["higher", "lower", "near 1"] | None = None
+    """None: neither."""
     verdict: bool = False
-    """Whether it can decide if pretraining helped. The first such metric of a result does."""
+    """Whether it can decide if pretraining helped (see `results/verdict.py`)."""
     shown: bool = True
     """False: recorded but not shown, such as a selected weight decay."""
+    share: bool = False
+    """Whether it is the share of the test images that are right, whose number bounds its error."""
+    among_runs: bool = False
+    """Whether it ranks runs of one kind only, as metrics without labels do: untrained features may have the better."""
 
     def __post_init__(self) -> None:
-        if self.verdict and self.better is None:
+        if self.verdict and self.better not in ("higher", "lower"):
             raise UserError(f"metric '{self.name}' may carry the verdict, so it must declare which direction is better")
+
+    @property
+    def sign(self) -> int:
+        """What a difference is multiplied by, so that positive is better."""
+        return -1 if self.better == "lower" else 1
+
+    @property
+    def points(self) -> str:
+        """The unit of a difference."""
+        return "points" if self.unit == "%" else self.unit
 
 
 # Accuracies, with or without a setting in the name, such as top1_k20.
-TOP1 = Metric("top1*", "%", better="higher", verdict=True)
-TOP5 = Metric("top5*", "%", better="higher")
+TOP1 = Metric("top1*", "%", better="higher", verdict=True, share=True)
+TOP5 = Metric("top5*", "%", better="higher", share=True)
+
+WAYS = {"higher": "↑", "lower": "↓", "near 1": "→1", None: ""}
+"""Signs in tables of which way is better; without a sign, none is."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +79,12 @@ class Quantity:
     def title(self) -> str:
         """Name with unit."""
         return f"{self.name} ({self.metric.unit})" if self.metric.unit else self.name
+
+    @property
+    def directed_title(self) -> str:
+        """Name with unit, and the sign of which way is better."""
+        sign = WAYS[self.metric.better]
+        return f"{self.title} {f'({sign})' if self.metric.among_runs else sign}".rstrip()
 
 
 @dataclass(frozen=True)

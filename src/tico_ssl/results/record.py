@@ -1,8 +1,9 @@
 """A run as read from its folder, and a result as stored in results.jsonl."""
 
+import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +12,7 @@ from tico_ssl.results.run_folder import Run
 
 Numbers = dict[str, float]
 Line = dict[str, Any]
+Stored = dict[str, dict[str, list[float]]]  # [low, high] of 95 % intervals, by representation and metric
 QUIET = 600.0  # minimum seconds without activity after which a run counts as stopped
 KNN = "knn_top1_k20"  # the metric of online kNN
 
@@ -28,6 +30,16 @@ class Result:
     seconds: float
     images: str | None = None
     """Digest of the images, by which a result is known that already exists; None: unknown."""
+    intervals: Stored = field(default_factory=dict)
+    """Of metrics, over test images, where they are known (see `results/intervals.py`)."""
+    differences: Stored = field(default_factory=dict)
+    """Of trained minus each other representation."""
+
+    @property
+    def line(self) -> Line:
+        """As stored in results.jsonl: without intervals where there are none."""
+        values = asdict(self)
+        return {key: value for key, value in values.items() if value or key not in ("intervals", "differences")}
 
 
 def is_result(line: Line) -> bool:
@@ -172,6 +184,17 @@ class Record:
         return {line["protocol"]: line for line in self.results if line.get("checkpoint") == self.checkpoint}
 
     @property
+    def newest_results(self) -> list[Line]:
+        """All results but those that a later one replaces: of the same checkpoint, protocol, settings and data."""
+        kept: dict[str, Line] = {}
+        for line in self.results:
+            what = [line.get("checkpoint"), line["protocol"], line.get("settings"), _data_identity(line)]
+            key = json.dumps(what, sort_keys=True, default=str)
+            kept.pop(key, None)  # the later one takes its own place in the order
+            kept[key] = line
+        return list(kept.values())
+
+    @property
     def numbers(self) -> list[tuple[str, dict[str, Numbers]]]:
         """Metrics by representation of these results, with their protocols."""
         return [(protocol, result["numbers"]) for protocol, result in self.current_results.items()]
@@ -180,6 +203,11 @@ class Record:
     def collapse(self) -> list[str]:
         """Signs of collapse at the last logged step."""
         return list(collapse_signs(self.logged[-1], None).values()) if self.logged else []
+
+
+def _data_identity(line: Line) -> list[Any]:
+    """What tells data apart; what else a result says of them may be measured anew each time."""
+    return [line.get("data", {}).get(key) for key in ("source", "train", "test", "split", "precision")]
 
 
 def step_seconds(logged: Sequence[Line], batch_size: int) -> list[float]:

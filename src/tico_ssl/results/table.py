@@ -8,9 +8,10 @@ from rich.measure import Measurement as Width
 from rich.table import Table
 from rich.text import Text
 
-from tico_ssl.results.metrics import Measurement, measurements
-from tico_ssl.results.record import Result, duration
-from tico_ssl.results.verdict import verdict
+from tico_ssl.results.confidence import Interval
+from tico_ssl.results.metrics import WAYS, Measurement, Quantity, measurements
+from tico_ssl.results.record import Line, Result, duration
+from tico_ssl.results.verdict import gain_interval, signed, verdict
 from tico_ssl.runtime.progress import console
 
 OWN = ("trained", "initial", "untrained", "pixels")  # columns of every run, in order; other models come after them
@@ -24,6 +25,7 @@ class Cell:
     text: str
     value: float | None = None
     deviation: float | None = None
+    interval: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -51,24 +53,46 @@ def print_results(results: Sequence[Result]) -> None:
     """A row per metric, a column per representation, the difference due to training, and the verdict."""
     found = dict.fromkeys(name for result in results for name in result.numbers)
     names = [*(name for name in OWN if name in found), *(name for name in found if name not in OWN)]
-    every = [one for result in results for one in measurements(result.protocol, result.numbers)]
+    lines = [result.line for result in results]
+    of_lines = [(line, one) for line in lines for one in measurements(line["protocol"], line["numbers"])]
+    every = [one for _, one in of_lines]
     columns = {name: [one.text(name) for one in every] for name in names}
     if {"trained", "untrained"} <= found.keys():
         reference, title = ("initial", "over initial") if "initial" in found else ("untrained", "difference")
         others = {name: columns.pop(name) for name in names if name not in OWN}  # come last
-        columns |= {title: [_difference(one, reference) for one in every]} | others
+        columns |= {title: [_difference(line, one, reference) for line, one in of_lines]} | others
     head = ["protocol", *columns]
-    rows = [[f"{one.protocol} {one.title}", *texts] for one, texts in zip(every, zip(*columns.values()), strict=True)]
+    titles = [f"{one.protocol} {one.directed_title}" for one in every]
+    rows = [[title, *texts] for title, texts in zip(titles, zip(*columns.values()), strict=True)]
     console.print()
     console.print(_title(results[0]), markup=False)
     print_table(head, rows, left=[0], drawn=True)
-    if (said := verdict((result.protocol, result.numbers) for result in results)) is not None:
+    for sentence in _legend(every, any("[" in text for row in rows for text in row)):
+        console.print(sentence, markup=False)
+    if (said := verdict(lines)) is not None:
         console.print(str(said), markup=False)
 
 
-def _difference(found: Measurement, reference: str) -> str:
+def _difference(line: Line, found: Measurement, reference: str) -> str:
     gain = found.gain_over(reference)
-    return "" if gain is None else f"{gain:+.{found.metric.digits}f}"
+    return "" if gain is None else with_interval(gain, gain_interval(line, found, reference), found.metric.digits)
+
+
+def with_interval(difference: float, interval: Interval | None, digits: int) -> str:
+    """+9.5 [+6.3, +12.7], or without what is not known."""
+    ends = "" if interval is None else f" [{', '.join(signed(end, digits) for end in interval)}]"
+    return signed(difference, digits) + ends
+
+
+def _legend(shown: Sequence[Quantity], with_intervals: bool) -> list[str]:
+    """What the signs in the table mean, of those that are in it."""
+    ways = {"higher": "higher is better", "lower": "lower is better", "near 1": "nearer 1 is better"}
+    found = {one.metric.better for one in shown}
+    words = [f"{WAYS[way]} {meaning}" for way, meaning in ways.items() if way in found]
+    words += ["no sign: neither way is better"] if None in found else []
+    words += ["in brackets: only between runs of one kind"] if any(one.metric.among_runs for one in shown) else []
+    words += ["[low, high]: 95 % interval over test images"] if with_intervals else []
+    return [f"{'; '.join(words)}."] if words else []
 
 
 def _title(result: Result) -> str:

@@ -5,25 +5,24 @@ import io
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tico_ssl.config.study import Study, Variant
-from tico_ssl.results.comparison import in_a_word, meaning
+from tico_ssl.results.comparison import GAIN, gain_cell, headline_of, in_a_word, meaning
 from tico_ssl.results.formats import safe_cell
 from tico_ssl.results.metrics import Quantity, first_of_each
 from tico_ssl.results.reading import read_record
+from tico_ssl.results.record import Line
 from tico_ssl.results.run_folder import Run, environment
 from tico_ssl.results.statistics import Spread
 from tico_ssl.results.study_state import results_of
 from tico_ssl.results.table import markdown_lines, print_table
-from tico_ssl.results.verdict import collapse_verdict
+from tico_ssl.results.verdict import Verdict, collapse_verdict, verdict_over_seeds
 from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.progress import console
 from tico_ssl.studies.cost import Cost
-
-Numbers = dict[str, dict[str, dict[str, float]]]  # protocol, representation, metric
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,13 @@ class Measured:
     seconds: float
     images_per_second: float
     collapsed: str
-    numbers: Numbers
+    results: dict[str, Line]
+    """Lines of results.jsonl, by protocol."""
 
     def of(self, protocol: str, representation: str) -> dict[str, float]:
         """The metrics of a protocol for a representation."""
-        return self.numbers.get(protocol, {}).get(representation, {})
+        found: dict[str, float] = self.results.get(protocol, {}).get("numbers", {}).get(representation, {})
+        return found
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,18 @@ class Row:
     images_per_second: float | None = None
     collapsed: list[str] = field(default_factory=list)
     numbers: dict[str, dict[str, dict[str, Spread]]] = field(default_factory=dict)
+    verdict: Verdict | None = None
+    """Whether pretraining helped: over the seeds, or of a single one over test images."""
 
     @property
-    def verdict(self) -> str:
+    def collapse(self) -> str:
         """Whether the runs collapsed: a word, or a count where seeds differ."""
         return in_a_word(self.collapsed)
+
+    @property
+    def helped(self) -> str:
+        """The verdict in a word or two."""
+        return "" if self.verdict is None else self.verdict.outcome
 
 
 @dataclass(frozen=True)
@@ -87,9 +95,9 @@ def measured(study: Study, run: Run, seed: int, cost: Cost | None) -> Measured:
     seconds, speed = record.training_seconds, record.images_per_second or 0.0
     if cost is not None:
         seconds, speed = record.epochs * cost.epoch_seconds, cost.images_per_second
-    numbers = {protocol: result["numbers"] for protocol, result in results_of(study, run).items()}
-    collapsed = collapse_verdict(record.logged[-1] if record.logged else {}, numbers.items())
-    return Measured(seed, record.epochs, seconds, speed, collapsed, numbers)
+    results = results_of(study, run)
+    collapsed = collapse_verdict(record.logged[-1] if record.logged else {}, results.values())
+    return Measured(seed, record.epochs, seconds, speed, collapsed, results)
 
 
 def row_of(variant: Variant, planned: int, runs: Sequence[Measured], failed: dict[str, str]) -> Row:
@@ -98,7 +106,8 @@ def row_of(variant: Variant, planned: int, runs: Sequence[Measured], failed: dic
     if not runs:
         return row
     numbers: dict[str, dict[str, dict[str, Spread]]] = {}
-    for protocol, by_representation in runs[0].numbers.items():
+    for protocol, result in runs[0].results.items():
+        by_representation = result["numbers"]
         metrics = dict.fromkeys(metric for metrics in by_representation.values() for metric in metrics)
         numbers[protocol] = {
             metric: {
@@ -116,6 +125,7 @@ def row_of(variant: Variant, planned: int, runs: Sequence[Measured], failed: dic
             "images_per_second": statistics.fmean(run.images_per_second for run in runs),
             "collapsed": [run.collapsed for run in runs],
             "numbers": numbers,
+            "verdict": verdict_over_seeds([[*run.results.values()] for run in runs]),
         }
     )
 
@@ -124,7 +134,8 @@ def columns(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Head and cells of the readable table: the first metric of every protocol."""
     shown = _shown(rows)
     head = ["run", "seeds", "epochs", "seconds", "images/s"]
-    head += [name for one in shown for name in (one.protocol, "untrained")]
+    by = headline_of(shown)
+    head += [name for one in shown for name in (one.protocol, "untrained", *([GAIN] if one is by else []))]
     cells = []
     for row in rows:
         done = len(row.seeds)
@@ -133,8 +144,10 @@ def columns(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         for one in shown:
             found = row.numbers.get(one.protocol, {}).get(one.name, {})
             line += [found[name].text(one.metric.digits) if name in found else "" for name in ("trained", "untrained")]
-        cells.append([*line, "failed" if row.failed else row.verdict])
-    return [*head, "collapsed?"], cells
+            line += [gain_cell(row.verdict, one).text] if one is by else []
+        line += [] if by is None else [row.helped]
+        cells.append([*line, "failed" if row.failed else row.collapse])
+    return [*head, *([] if by is None else ["helped?"]), "collapsed?"], cells
 
 
 def _shown(rows: Sequence[Row]) -> list[Quantity]:
@@ -163,7 +176,8 @@ def as_csv(summary: Summary) -> str:
     for row in summary.rows:
         line: dict[str, Any] = {"run": row.run, "recipe": row.recipe, "changes": json.dumps(row.changes)}
         line |= {"seeds": len(row.seeds), "seeds_planned": row.seeds_planned, "epochs": row.epochs}
-        line |= {"seconds": row.seconds, "images_per_second": row.images_per_second, "collapsed": row.verdict}
+        line |= {"seconds": row.seconds, "images_per_second": row.images_per_second, "collapsed": row.collapse}
+        line |= {"helped": row.helped}
         line |= {"failed": "; ".join(row.failed.values())}
         for protocol, metrics in row.numbers.items():
             for metric, representations in metrics.items():
@@ -181,7 +195,11 @@ def as_csv(summary: Summary) -> str:
 
 def as_json(summary: Summary) -> str:
     """Everything, with the values of every seed."""
-    values = asdict(summary) | {"folder": str(summary.folder)}
+    values = asdict(replace(summary, rows=[])) | {"folder": str(summary.folder)}
+    values["rows"] = [
+        asdict(replace(row, verdict=None)) | {"helped": row.helped, "verdict": str(row.verdict or "")}
+        for row in summary.rows
+    ]
     return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -195,14 +213,14 @@ def show(summary: Summary) -> None:
     """Print the table, and failures."""
     head, cells = columns(summary.rows)
     console.print()
-    print_table(head, cells, _left(head), [i for i, name in enumerate(head) if name == "untrained"])
+    print_table(head, cells, _left(head), [i for i, name in enumerate(head) if name in ("untrained", GAIN)])
     for name, reason in summary.failures.items():
         console.print(f"failed     {name}: {reason}", markup=False)
 
 
-def _left(head: Sequence[str]) -> tuple[int, int]:
-    """The text columns: the first and the last."""
-    return 0, len(head) - 1
+def _left(head: Sequence[str]) -> list[int]:
+    """The text columns."""
+    return [i for i, name in enumerate(head) if name in ("run", "helped?", "collapsed?")]
 
 
 def summarise(
