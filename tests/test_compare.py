@@ -221,6 +221,15 @@ def test_the_lead_of_the_best_says_whether_it_may_be_chance(tmp_path):
     assert "seeds that are not the same), so nobody can tell" in note
 
 
+def test_the_metric_of_the_verdict_ranks_the_runs(tmp_path):
+    folder = made_run(tmp_path / "a", 60.0)
+    add_result(folder, "linear", {"trained": {"top1": 70.0}, "untrained": {"top1": 20.0}}, test=1_000)
+    comparison = read_comparison([folder])
+    assert str(comparison.headline) == "linear top1"
+    assert comparison.head.index("gain") == comparison.head.index("linear top1") + 2
+    assert comparison.head.count("gain") == 1
+
+
 @pytest.fixture
 def beside(tmp_path):
     """A run that started from weights and was compared with another model, and one of an older version."""

@@ -416,6 +416,7 @@ def test_a_model_card_says_what_the_run_says(trained, tmp_path):
     assert re.search(
         r"knn .*top1_k20 \(%\).* 61\.2 .* 40\.0 .*cats\\\|dogs/train: 80 training, 16 test images.*k 20", card
     )
+    assert "Cannot tell whether pretraining helped: knn top1_k20 61.2 % against 40.0 % untrained: +21.2 points" in card
     assert "anna" not in card  # folders of the user's machine are nobody's business
     export(folder, "huggingface", tmp_path / "target", network="target")
     assert "not been evaluated" in (tmp_path / "target" / "README.md").read_text()

@@ -122,7 +122,7 @@ def test_the_sentence_has_the_difference_its_interval_and_what_would_help():
         "+9.5 points (95 % interval +6.3 to +12.7, 819 test images)."
     )
     assert str(judged(-3.1, 5.8)).startswith("Cannot tell whether pretraining helped: linear top1 51.4 % against")
-    more = "More test images (about 3,000 if the difference stays), or several seeds, would tell."
+    more = "More test images (about 4,000 if the difference stays), or several seeds, would tell."
     assert str(judged(-2, 6)).endswith(more)
     assert str(judged(-5, 5)).endswith("More test images, or several seeds, would tell.")  # any number of images may do
     assert str(judged(-9, -3)).startswith("Pretraining did not help, it harmed: linear top1 44.0 %")

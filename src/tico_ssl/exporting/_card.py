@@ -7,9 +7,9 @@ from tico_ssl.exporting._writing import Origin
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.results.metrics import measurements
 from tico_ssl.results.reading import read_record
-from tico_ssl.results.record import Line, Record
+from tico_ssl.results.record import Line, Numbers, Record
 from tico_ssl.results.run_folder import Run
-from tico_ssl.results.table import markdown_lines
+from tico_ssl.results.table import OWN, markdown_lines
 from tico_ssl.results.verdict import verdict
 from tico_ssl.runtime.printing import printable
 
@@ -74,9 +74,14 @@ def _results(record: Record, origin: Origin) -> list[str]:
     rows = [row for result in found.values() for row in _rows(result)]
     if not rows:
         return ["These weights have not been evaluated."]
-    said = verdict(found.values())
+    said = verdict(result | {"numbers": _own(result["numbers"])} for result in found.values())
     head = ["protocol", "metric", "trained", "untrained", "data", "settings"]
     return [*([] if said is None else [_plain(str(said)), ""]), *markdown_lines(head, rows, left=(0, 1, 4, 5))]
+
+
+def _own(numbers: dict[str, Numbers]) -> dict[str, Numbers]:
+    """Without other models beside, which are named after folders."""
+    return {name: found for name, found in numbers.items() if name in OWN}
 
 
 def _rows(result: Line) -> list[list[str]]:

@@ -55,8 +55,8 @@ class Group:
     def contender(self, by: Quantity) -> Contender | None:
         """The group as one of several to be ranked by a metric; None if it was not measured."""
         lines = {
-            int(record.setting("training.seed") or 0): line
-            for record in self.records
+            seed if isinstance(seed := record.setting("training.seed"), int) else -place: line
+            for place, record in enumerate(self.records, start=1)
             if (line := record.current_results.get(by.protocol)) is not None
             and by.name in line["numbers"].get("trained", {})
         }

@@ -32,14 +32,14 @@ class Metric:
     """Decimal places in tables."""
     better: Literal["higher", "lower", "near 1"] | None = None
     """None: neither."""
-    among_runs: bool = False
-    """Whether it ranks runs of one kind only, as metrics without labels do: untrained features may have the better."""
     verdict: bool = False
     """Whether it can decide if pretraining helped (see `results/verdict.py`)."""
-    share: bool = False
-    """Whether it is the share of the test images that are right, whose number bounds its error."""
     shown: bool = True
     """False: recorded but not shown, such as a selected weight decay."""
+    share: bool = False
+    """Whether it is the share of the test images that are right, whose number bounds its error."""
+    among_runs: bool = False
+    """Whether it ranks runs of one kind only, as metrics without labels do: untrained features may have the better."""
 
     def __post_init__(self) -> None:
         if self.verdict and self.better not in ("higher", "lower"):

@@ -31,14 +31,15 @@ def lead(by: Quantity, contenders: Sequence[Contender]) -> str | None:
         return None
     best, second = sorted(contenders, key=lambda one: -by.metric.sign * one.mean)[:2]
     difference, interval, basis = _difference(by, best, second)
-    ahead = f"By {by}, {best.name} is ahead of {second.name}: {signed(difference, by.metric.digits)} {by.metric.points}"
+    shown = f"{signed(difference, by.metric.digits)} {by.metric.points}".rstrip()
+    ahead = f"By {by}, {best.name} is ahead of {second.name}: {shown}"
     if interval is None:
-        return f"{ahead.rstrip()} (interval not known: run several seeds of both)."
-    sure = min(by.metric.sign * end for end in interval) > 0
-    known = f"(95 % interval {between(*interval, by.metric.digits)}, {basis})"
-    return f"{ahead.rstrip()} {known}" + (
-        "." if sure else ", so nobody can tell which is better: run more seeds of both."
-    )
+        return f"{ahead} (interval not known: run several seeds of both)."
+    known = f"{ahead} (95 % interval {between(*interval, by.metric.digits)}, {basis})"
+    if min(by.metric.sign * end for end in interval) > 0:
+        return f"{known}."
+    pair = " or evaluate one `--against` the other, image by image" if len(best.by_seed) < 2 else ""
+    return f"{known}, so nobody can tell which is better: run more seeds of both{pair}."
 
 
 def _difference(by: Quantity, best: Contender, second: Contender) -> tuple[float, Interval | None, str]:

@@ -9,6 +9,7 @@ pretraining
     else nobody can tell.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -134,8 +135,14 @@ class Verdict:
         factor = (reach / self.gain) ** 2 if self.gain else MOST_FACTOR + 1
         if self.images is None or factor > MOST_FACTOR:
             return "More test images, or several seeds, would tell."
-        needed = int(float(f"{factor * self.images:.1g}"))
-        return f"More test images (about {needed:,} if the difference stays), or several seeds, would tell."
+        number = f"about {_roughly(factor * self.images):,} if the difference stays"
+        return f"More test images ({number}), or several seeds, would tell."
+
+
+def _roughly(number: float) -> int:
+    """Rounded up to one digit."""
+    unit = int(10.0 ** math.floor(math.log10(number)))
+    return math.ceil(number / unit) * unit
 
 
 def _of(column: str) -> str:
