@@ -149,15 +149,16 @@ def _measure(
         methods=costs,
         methods_left_out=left_out,
     )
-    if report.utilisation > 1:
-        report = _with_new_ceilings(report, operations, device, precision, seconds)
+    report = _below_its_ceilings(report, operations, device, precision, seconds)
     return replace(_with_feeding(report, subject, seconds) if own_data else report, fallbacks=fallbacks.drain())
 
 
-def _with_new_ceilings(
+def _below_its_ceilings(
     report: Report, operations: list[Operation], device: torch.device, precision: torch.dtype, seconds: float
 ) -> Report:
-    """Nothing is faster than its ceiling: measure again, and take what is higher."""
+    """Nothing is faster than its ceilings: if it seems so, measure them again, and take the higher ones."""
+    if report.utilisation <= 1:
+        return report
     ceilings = measure_ceilings(device, precision, seconds).higher(report.ceilings)
     again = replace(report, ceilings=ceilings, roofline=roofline(operations, ceilings, precision.itemsize))
     if again.utilisation <= 1:
