@@ -126,6 +126,8 @@ def test_a_stopped_run_says_where_and_how_to_go_on_with_itself(tmp_path):
     assert "stopped: epoch 1.5 of 2, step 15" in first.text
     assert "from the start" in first.text
     assert first.command == f"tico pretrain '{run.folder}/recipe.yaml' --out '{run.folder}' --resume"
+    both = [run.folder, made_run(tmp_path / "other").folder]
+    assert html.escape(first.command) in report(both, tmp_path / "out").read_text()
     admit(run.folder, load_recipe(shlex.split(first.command)[2]), resume=True, overwrite=False)  # it may go on so
     run.checkpoint_file.write_bytes(b"state")
     assert "from its last checkpoint" in findings(read_record(run.folder))[0].text
