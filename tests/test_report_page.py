@@ -59,7 +59,7 @@ def test_the_number_comes_first_with_its_interval_and_what_it_is_against(tmp_pat
     result = knn(84.1, 38.2, intervals=intervals, differences=differences, data={"test": 2000})
     said = head_of(made_run(tmp_path / "a", results=[result]))
     assert "kNN accuracy, k = 20, 2,000 test images 84.1 % 95 % interval 82.0 to 86.0 %" in said
-    assert "untrained 38.2 % +45.9 (95 % interval +43.5 to +48.2)" in said
+    assert "untrained 38.2 % +45.9 points (95 % interval +43.5 to +48.2)" in said
 
 
 def test_without_intervals_none_are_shown_and_initial_weights_come_before_untrained(tmp_path):
@@ -67,7 +67,7 @@ def test_without_intervals_none_are_shown_and_initial_weights_come_before_untrai
     result["numbers"] |= {"initial": {"top1_k20": 70.0}}
     said = head_of(made_run(tmp_path / "a", results=[result]))
     assert "interval" not in said
-    assert said.index("initial 70.0 % +14.1") < said.index("untrained 38.2 % +45.9")
+    assert said.index("initial 70.0 % +14.1 points") < said.index("untrained 38.2 % +45.9")
 
 
 def test_before_an_evaluation_the_number_is_that_of_training_or_none(tmp_path):
@@ -126,6 +126,8 @@ def test_a_stopped_run_says_where_and_how_to_go_on_with_itself(tmp_path):
     assert "stopped: epoch 1.5 of 2, step 15" in first.text
     assert "from the start" in first.text
     assert first.command == f"tico pretrain '{run.folder}/recipe.yaml' --out '{run.folder}' --resume"
+    both = [run.folder, made_run(tmp_path / "other").folder]
+    assert html.escape(first.command) in report(both, tmp_path / "out").read_text()
     admit(run.folder, load_recipe(shlex.split(first.command)[2]), resume=True, overwrite=False)  # it may go on so
     run.checkpoint_file.write_bytes(b"state")
     assert "from its last checkpoint" in findings(read_record(run.folder))[0].text

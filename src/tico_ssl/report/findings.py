@@ -21,7 +21,7 @@ class Sentence(NamedTuple):
 
 def findings(record: Record) -> list[Sentence]:
     """What a reader should know first."""
-    found = [] if record.finished else [_unfinished(record)]
+    found = [] if record.finished else [progress(record)]
     found += [*_help(record), _collapse(record), *_rank(record)]
     share = record.waiting_seconds / record.training_seconds if record.training_seconds else 0.0
     if share > WAITING:
@@ -36,9 +36,9 @@ def decided(record: Record) -> Verdict | None:
     return verdict(record.current_results.values())
 
 
-def _unfinished(record: Record) -> Sentence:
+def progress(record: Record) -> Sentence:
     """How far a run has come, and if it has stopped, how to go on with it."""
-    if record.running and not _ended(record):
+    if record.finished or (record.running and not _ended(record)):
         return Sentence("plain", f"The run is {record.state}.")
     ago = duration(max(0.0, record.now - record.last_sign))
     where = f"epoch {record.epoch:.3g} of {record.epochs}" if record.metrics else "before its first logged step"

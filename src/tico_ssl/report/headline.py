@@ -66,7 +66,8 @@ def _measured(verdict: Verdict, line: Line) -> Html:
 def _against(verdict: Verdict, line: Line, column: str, unit: str) -> Html:
     """Another column: its value, and how far it is from trained."""
     by, gain = verdict.by, verdict.by.gain_over(column)
-    note = "" if gain is None else f"{gain:+z.{by.metric.digits}f}"
+    points = " points" if by.metric.unit == "%" else unit
+    note = "" if gain is None else f"{gain:+z.{by.metric.digits}f}{points}"
     if known := between(difference_interval(line, column, by.name), by, "+"):
         note += f" (95\u00a0% interval {known})"
     return tag("div", tag("dt", column_name(column)), tag("dd", f"{by.text(column)}{unit}", tag("small", note)))

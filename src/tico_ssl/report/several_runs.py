@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from tico_ssl.report.charts import Chart, Series
-from tico_ssl.report.html import Html, tag
+from tico_ssl.report.findings import progress
+from tico_ssl.report.html import Html, joined, tag
 from tico_ssl.report.names import data_name, full_name
 from tico_ssl.report.page import Section, bulleted, command, figure, folded, paragraph, table
 from tico_ssl.report.published import PublishedTable, published_sections
@@ -189,8 +190,14 @@ def _setting(value: Any, first: Any, number: int) -> Html | str:
 
 def _runs(comparison: Comparison) -> Html:
     rows: list[list[Cell | Html | str]] = [
-        [record.name, record.state, tag("code", str(record.run.folder))]
+        [record.name, _state(record), tag("code", str(record.run.folder))]
         for group in comparison.groups
         for record in group.records
     ]
     return folded(f"{len(rows)} folders", table(["run", "state", "folder"], rows))
+
+
+def _state(record: Record) -> Html:
+    """How far a run has come; of a stopped one with the command that resumes it."""
+    said = progress(record)
+    return joined(said.text, " ", command(said.command)) if said.command else joined(said.text)

@@ -43,6 +43,7 @@ def save(charts: list[Chart], folder: Path) -> list[Path]:
                 with written_atomically(file) as temporary:
                     stamp = {"Date": None} if suffix == "svg" else None
                     figure.savefig(temporary, format=suffix, dpi=200, metadata=stamp)
+                figure.set_layout_engine("none")  # found once, it holds for the other format too
                 files.append(file)
     return files
 
