@@ -31,7 +31,7 @@ from tico_ssl.config.study import expand, load_study, packaged_studies
 from tico_ssl.data.arrays import from_arrays
 from tico_ssl.data.decoding import BadImage, decode
 from tico_ssl.data.formats._tar_index import index_places, load_index
-from tico_ssl.data.formats.packed import MAGIC, PAGE, PREAMBLE, VERSION, first_page
+from tico_ssl.data.formats.packed import MAGIC, PAGE, PREAMBLE, SPLIT, first_page
 from tico_ssl.data.given import require_data
 from tico_ssl.data.sources import open_source
 from tico_ssl.listing import described
@@ -162,7 +162,8 @@ def packed() -> list[bytes]:
     source = from_arrays("some", torch.from_numpy(noise()).permute(0, 3, 1, 2).contiguous(), torch.arange(6))
     with tempfile.TemporaryDirectory() as folder:
         for jpeg in (False, True):
-            pack(source, Path(folder, f"{jpeg}.tico"), 12, jpeg=jpeg)
+            splits = {"train": 4, "valid": 2} if jpeg else None
+            pack(source, Path(folder, f"{jpeg}.tico"), 12, jpeg=jpeg, splits=splits)
         return [path.read_bytes() for path in sorted(Path(folder).iterdir())]
 
 
@@ -183,7 +184,7 @@ def header_of(whole: bytes) -> bytes:
 def with_header(whole: bytes, text: bytes) -> bytes:
     """A packed file with another header, and the right checksums of that."""
     offset = PREAMBLE.unpack_from(whole)[3]
-    page = first_page(PREAMBLE.pack(MAGIC, VERSION, crc32(text), offset, len(text), offset + len(text)))
+    page = first_page(PREAMBLE.pack(MAGIC, SPLIT, crc32(text), offset, len(text), offset + len(text)))
     return page + whole[PAGE:offset] + text
 
 

@@ -369,14 +369,14 @@ def test_names_of_classes_in_parquet_may_be_any_text(tmp_path):
 
 def crafted(path: Path, **changes) -> None:
     """A packed file whose header says something else, with all checksums right."""
-    from tico_ssl.data.formats.packed import MAGIC, PREAMBLE, VERSION, first_page
+    from tico_ssl.data.formats.packed import MAGIC, PREAMBLE, SPLIT, first_page
 
     content = path.read_bytes()
     _, _, _, offset, size, _ = PREAMBLE.unpack_from(content)
     header = json.loads(content[offset : offset + size])
     sections = header["sections"] | changes.pop("sections", {})
     text = json.dumps(header | {"sections": sections} | changes).encode()
-    preamble = PREAMBLE.pack(MAGIC, VERSION, zlib.crc32(text), offset, len(text), offset + len(text))
+    preamble = PREAMBLE.pack(MAGIC, SPLIT, zlib.crc32(text), offset, len(text), offset + len(text))
     path.write_bytes(first_page(preamble) + content[4096:offset] + text)
 
 
@@ -402,6 +402,12 @@ def crafted(path: Path, **changes) -> None:
         {"sections": {"index": [4096, 4097, 0]}},
         {"sections": {"names": "abc"}},
         {"sections": {"labels": [1, 2]}},
+        {"splits": {"train": 3}},
+        {"splits": {"train": 10**30}},
+        {"splits": {"train": -1, "val": 5}},
+        {"splits": {"train": 2, "training": 2}},
+        {"splits": {"cats": 4}},
+        {"splits": [4]},
         {"unknown": 1},
     ],
     ids=str,

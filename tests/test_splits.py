@@ -106,6 +106,18 @@ def test_a_split_without_images_is_none(tmp_path):
     assert source(tmp_path, "test") is None
 
 
+def test_published_layouts_name_their_splits(tmp_path):
+    for split in ("train", "val"):
+        write(tmp_path / "imagenet" / split / "n01440764" / "1.png")
+        write(tmp_path / "imagenet" / split / "n01443537" / "1.png")
+    assert splits(str(tmp_path / "imagenet")) == {"train": "train", "val": "val"}
+    assert [part.split for part in parts_of(tmp_path / "imagenet")] == ["train", "val"]
+    (tmp_path / "tables").mkdir()
+    for name in ("train-0", "validation-0", "test-0"):
+        (tmp_path / "tables" / f"{name}.parquet").touch()
+    assert list(splits(str(tmp_path / "tables"))) == ["train", "test", "val"]
+
+
 def test_two_folders_of_one_split_are_an_error(tmp_path):
     for split in ("train", "val", "valid"):
         write(tmp_path / split / "1.png")

@@ -67,13 +67,13 @@ def matches(place: str) -> bool:
 
 def splits(place: str) -> dict[Split, str]:
     """The splits that were packed, each with the folder that its images were in."""
-    return {split: folder for split, (folder, _) in _opened(place).splits().items()}
+    return {split: folder for split, (folder, _) in _opened(place).splits.items()}
 
 
 def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
     """One of the splits; without any, all images are for training."""
     packed = _opened(place)
-    found = packed.splits()
+    found = packed.splits
     wanted = meant(split, found)
     if wanted is None:
         return None
@@ -164,6 +164,7 @@ class Packed:
         self._require(len(content["checksums"]) == 4 * count and len(content["index"]) == 8 * count + 8, "sizes")
         self._begins, self._ends = self._bounds("index", len(content["data"]))
         self._name_begins, self._name_ends = self._bounds("names", len(content["names"]) - 8 * count - 8)
+        self.splits = self._read_splits()
         self._checksums = np.frombuffer(content["checksums"], "<u4")
         self._verified = np.zeros(count, dtype=bool)
         if self.header.kind == "fixed":
@@ -182,7 +183,7 @@ class Packed:
         self._require(bounds[0] == 0 and bounds[-1] <= length and bool((bounds[:-1] <= bounds[1:]).all()), section)
         return bounds[:-1], bounds[1:]
 
-    def splits(self) -> dict[Split, tuple[str, range]]:
+    def _read_splits(self) -> dict[Split, tuple[str, range]]:
         """The splits, each with its folder and the places of its images."""
         if not self.header.splits:
             return {"train": ("", range(self.header.count))}
