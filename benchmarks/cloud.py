@@ -4,8 +4,8 @@
 
 The store is moto's, on this machine, behind a proxy that waits before it answers every request. JPEGs are those of
 streaming.py, in one shard, and are decoded by worker processes in shuffled order. `open_s` includes the one pass over
-the shard that indexes it, which fills the cache; with no cache every image is a request of its own, and every worker
-waits for its own.
+the shard that indexes it, which fills the cache, and the reading of some images to learn their depth; with no cache
+every image is a request of its own, and a worker makes those of its part of a batch together.
 """
 
 import argparse
@@ -23,19 +23,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from streaming import write_files
+import torch
+from streaming import HEIGHT, WIDTH, write_files
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from cloud_proxy import Proxy
 from tico_ssl.config.sections import DataConfig
+from tico_ssl.data.bad_files import BadFiles
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_training
-from tico_ssl.pipeline.workers import ahead
+from tico_ssl.pipeline.streaming import Stream, Task
 from tico_ssl.results.run_folder import environment
 from tico_ssl.runtime import cache_folder
 
 LATENCIES = (0.0, 0.05)  # seconds per request
+BATCH = 50  # images
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 
 
@@ -73,9 +76,11 @@ def write_shard(folder: Path, count: int, photos: Path | None) -> Path:
 
 def epoch(source: Source, workers: int, seed: int) -> float:
     """Images per second of a shuffled pass."""
-    order = np.random.default_rng(seed).permutation(len(source)).tolist()
+    whole = 3 * WIDTH * HEIGHT
+    stream = Stream(source, lambda image, _: (image,), whole, BATCH, workers, torch.device("cpu"), BadFiles())
+    order = np.random.default_rng(seed).permutation(len(source)).reshape(-1, BATCH)
     start = time.perf_counter()
-    done = sum(ahead(lambda place: source.fetch(place).shape[0] > 0, order, workers))
+    done = sum(len(images) for (images,) in stream.batches(Task(places, np.zeros((BATCH, 1))) for places in order))
     return round(done / (time.perf_counter() - start), 1)
 
 
@@ -96,7 +101,7 @@ def measure(what: str, place: str, workers: int, cache: Path, limit: str) -> dic
 def main() -> None:
     """Print one JSON line for the machine and one for each place."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=400)
+    parser.add_argument("--images", type=int, default=400, help=f"A multiple of {BATCH}.")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--photos", type=Path)
     parser.add_argument("--out", type=Path)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Union
 
 from tico_ssl.data import formats
-from tico_ssl.data.remote.objects import require_there
+from tico_ssl.data.remote.urls import is_url
 from tico_ssl.runtime.errors import UserError, suggestion
 
 if TYPE_CHECKING:
@@ -38,8 +38,12 @@ def in_words(data: Given | None) -> str:
 
 def require_data(source: str | list[str]) -> None:
     """Refuse sources that no format reads, and urls of nothing. Images themselves are checked when they are opened."""
-    for place in [source] if isinstance(source, str) else source or [""]:
-        require_there(formats.recognise(place)[1])
+    for given in [source] if isinstance(source, str) else source or [""]:
+        _, place = formats.recognise(given)
+        if is_url(place):
+            from tico_ssl.data.remote.objects import require_there
+
+            require_there(place)
 
 
 def require_split(split: str) -> None:

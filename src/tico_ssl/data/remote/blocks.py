@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import IO
 from zlib import crc32
 
-import numpy as np
-
 from tico_ssl.data.remote.stores import Known
 from tico_ssl.runtime import cache_folder
 from tico_ssl.runtime.files import remove_old_temporaries
@@ -54,23 +52,20 @@ class Folder:
         first, last = begin // PAGE, -(-end // PAGE)
         try:
             with (self.path / name).open("rb", buffering=0) as file:
-                sums = np.frombuffer(os.pread(file.fileno(), 4 * pages, 0), "<u4")
+                sums = os.pread(file.fileno(), 4 * pages, 0)
                 content = os.pread(file.fileno(), min(length, last * PAGE) - first * PAGE, 4 * pages + first * PAGE)
                 os.utime(file.fileno())
         except OSError:
             return None
-        if len(sums) < pages or len(content) < end - first * PAGE:
-            return None
-        right = all(crc32(page) == sums[first + number] for number, page in enumerate(_pages(content)))
+        right = len(content) >= end - first * PAGE and _sums(content) == sums[4 * first : 4 * last]
         return content[begin - first * PAGE : end - first * PAGE] if right else None
 
     def write(self, name: str, content: bytes) -> None:
         """Keep a block. That a disk is full costs time only. Without waiting for the disk: checksums tell."""
-        sums = np.array([crc32(page) for page in _pages(content)], "<u4")
         temporary = self.path / f"{name}.{secrets.token_hex(4)}.tmp"
         try:
             with temporary.open("xb") as file:
-                file.write(sums.tobytes())
+                file.write(_sums(content))
                 file.write(content)
             os.replace(temporary, self.path / name)  # noqa: PTH105 - atomic
         except OSError:
@@ -135,9 +130,10 @@ def block_of(known: Known, number: int) -> tuple[str, int]:
     return name, min(BLOCK, known.size - number * BLOCK)
 
 
-def _pages(content: bytes) -> list[memoryview]:
+def _sums(content: bytes) -> bytes:
+    """The checksums of pages."""
     whole = memoryview(content)
-    return [whole[begin : begin + PAGE] for begin in range(0, len(content), PAGE)]
+    return b"".join(crc32(whole[at : at + PAGE]).to_bytes(4, "little") for at in range(0, len(content), PAGE))
 
 
 def folder_of(url: str) -> Folder | None:

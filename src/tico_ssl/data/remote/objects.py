@@ -157,7 +157,7 @@ def remote_objects(places: Sequence[str]) -> list[RemoteObject]:
 
 def require_there(place: str) -> None:
     """Refuse the url of an object that is not there; what braces and patterns stand for is found when it is opened."""
-    if urls.is_url(place) and not (urls.is_folder(place) or urls.is_pattern(place) or "{" in place):
+    if not (urls.is_folder(place) or urls.is_pattern(place) or "{" in place):
         remote_objects([place])
 
 
