@@ -202,8 +202,8 @@ class TrainingConfig(Section):
     precision: Precision = "auto"
     """auto: bf16 on GPUs (Ampere or later) and CPUs (AVX512-BF16 or AMX) that multiply it faster, else fp32."""
     execution: Execution = "auto"
-    """eager, compiled (torch.compile, which takes a minute or two), or captured as a CUDA graph. auto: captured on one
-    GPU, else eager."""
+    """eager, compiled (torch.compile, which takes a minute or two), or captured as a CUDA graph. auto: captured on
+    GPUs, else eager."""
     sharded: bool = False
     """Several processes: each keeps a share of weights, gradients, optimiser state and target, which saves memory in
     large vision transformers (FSDP2). Steps are eager; needs adamw or sgd."""
