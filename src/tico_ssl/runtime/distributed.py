@@ -3,6 +3,7 @@
 Every function is the identity in a single process, so callers need not distinguish.
 """
 
+import gc
 import re
 import socket
 from collections.abc import Iterable, Iterator, Sequence
@@ -124,6 +125,7 @@ def _group(device: torch.device, store: "Store", rank: int, world: int, limit: t
         yield
     finally:
         dist.destroy_process_group()
+        gc.collect()  # modules in cycles of references hold the group, whose threads must not outlive Python
 
 
 def _line(error: Exception) -> str:

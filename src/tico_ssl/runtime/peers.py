@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 BEAT_SECONDS = 2.0
 LISTEN_BEATS = 3.0  # in which a living process is heard
 WARN_SECONDS = 30.0  # of silence, after which it is said
+LEAVE_SECONDS = 10.0  # in which the thread ends, unless the store hangs
 NAMED = 4  # processes in a message
 
 
@@ -53,7 +54,7 @@ class Peers:
             words = _last_words(error)
             _within(BEAT_SECONDS, lambda: self.store.set(f"end {self.rank}", words))
         self._ended.set()
-        self._thread.join(BEAT_SECONDS)
+        self._thread.join(LEAVE_SECONDS)  # a thread that is inside torch when Python ends would abort the process
 
     def missed(self) -> str:
         """Which processes are missing, in words, after a collective operation has failed."""
