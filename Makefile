@@ -45,7 +45,7 @@ lint: .venv/.installed-dev
 	touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,parquet,tiff,dicom,onnx,lightning,wandb,mlflow,slurm]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,parquet,tiff,dicom,onnx,lightning,wandb,mlflow,cloud,slurm]"
 	touch $@
 
 clean:

@@ -171,6 +171,16 @@ def test_several_seeds_have_the_interval_over_seeds_paired_with_their_own_refere
     assert (one.seeds, one.undecided) == (1, True)  # 100 test images are few
 
 
+def test_two_seeds_have_what_their_intervals_over_test_images_span():
+    """Student's interval of two would say nothing, even of gains of 30 and 40 points."""
+    ends = ([25.0, 35.0], [34.0, 46.0])
+    runs = [[line("linear", "top1", 50.0 + 10 * s, 20.0, differences={"untrained": {"top1": ends[s]}})] for s in (0, 1)]
+    found = verdict_over_seeds(runs)
+    assert (found.gain, found.interval, found.outcome) == (35.0, (25.0, 46.0), "helped")
+    ends[1][0] = -1.0
+    assert verdict_over_seeds(runs).outcome == "cannot tell"
+
+
 def test_less_is_better_where_the_protocol_says_so(my_lab, tmp_path):
     code = PLAIN + 'from tico_ssl.evaluations import Metric\nMETRICS = [Metric("e", "m", 2, "lower", True)]\n'
     (tmp_path / "elsewhere" / "my_lab" / "distance.py").write_text(code)

@@ -171,8 +171,9 @@ def verdict(lines: Iterable[Line], reference: str | None = None) -> Verdict | No
 
 
 def verdict_over_seeds(runs: Sequence[Sequence[Line]], reference: str | None = None) -> Verdict | None:
-    """From the results of runs that differ in their seed only. Several have the interval over seeds; each seed's
-    reference is its own, so that they are paired."""
+    """From the results of runs that differ in their seed only. Three or more have the interval over seeds; each seed's
+    reference is its own, so that they are paired. Of two, whose interval over seeds would say nothing (Student's factor
+    is 12.7), it is what both intervals over test images span."""
     found = [_deciding(lines, reference) for lines in runs]
     known = [one for one in found if one is not None]
     if not known:
@@ -182,9 +183,17 @@ def verdict_over_seeds(runs: Sequence[Sequence[Line]], reference: str | None = N
     gains = Spread.of([by.metric.sign * (by.values["trained"] - by.values[column]) for _, by in alike])
     images = images_tested(line)
     if len(alike) > 1:
-        return Verdict(_mean([by for _, by in alike]), gains.mean, column, gains.interval, len(alike), images)
+        interval = gains.interval if len(alike) > 2 else _spanned(alike, column) or gains.interval
+        return Verdict(_mean([by for _, by in alike]), gains.mean, column, interval, len(alike), images)
     others = {name: pair for name in by.values if (pair := difference_interval(line, name, by.name)) is not None}
     return Verdict(by, gains.mean, column, _directed(gain_interval(line, by, column), by), 1, images, others)
+
+
+def _spanned(runs: Sequence[tuple[Line, Measurement]], column: str) -> Interval | None:
+    """The interval that holds those of all runs; None if one of them is not known."""
+    ends = [_directed(gain_interval(line, by, column), by) for line, by in runs]
+    known = [pair for pair in ends if pair is not None]
+    return (min(low for low, _ in known), max(high for _, high in known)) if len(known) == len(ends) else None
 
 
 def _directed(pair: Interval | None, by: Measurement) -> Interval | None:

@@ -31,6 +31,8 @@ EXTRAS = {
     "lightning": Extra(("lightning",), "training by Lightning's Trainer"),
     "wandb": Extra(("wandb",), "training.loggers=[wandb]"),
     "mlflow": Extra(("mlflow",), "training.loggers=[mlflow]"),
+    "cloud": Extra(("obstore",), "data in object storage: s3://, gs://, az://, https://"),
+    "slurm": Extra(("submitit",), "tico pretrain and study --slurm"),
     "detection": Extra(("pycocotools",), "tico evaluate RUN detection or segmentation"),
 }
 

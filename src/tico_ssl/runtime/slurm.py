@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tico_ssl.runtime.errors import Interrupted, UserError, one_line, suggestion
+from tico_ssl.runtime.extras import install_command
 from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.launcher import adopt_srun
 from tico_ssl.runtime.progress import is_main, say
@@ -119,7 +120,7 @@ class Work:
 def require_slurm() -> None:
     """Refuse where jobs cannot be submitted."""
     if importlib.util.find_spec("submitit") is None:
-        raise UserError("--slurm needs submitit: `pip install tico-ssl[slurm]`")
+        raise UserError(f"--slurm needs submitit: {install_command('slurm')}")
     if shutil.which("sbatch") is None or shutil.which("srun") is None:
         raise UserError("--slurm: this machine has no SLURM (sbatch and srun are not found)")
 

@@ -5,6 +5,7 @@ from fnmatch import fnmatchcase
 from urllib.parse import unquote, urlsplit
 
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.extras import install_command
 
 WEB = ("http://", "https://")
 SCHEMES = ("s3://", "gs://", "az://", *WEB)
@@ -36,7 +37,7 @@ def require_plain(url: str) -> None:
 def require_library() -> None:
     """Refuse urls without the library that reads what is behind them."""
     if importlib.util.find_spec("obstore") is None:
-        raise UserError("data in object storage need obstore: pip install 'tico-ssl[cloud]'")
+        raise UserError(f"data in object storage need obstore: {install_command('cloud')}")
 
 
 def split(url: str) -> tuple[str, str]:
