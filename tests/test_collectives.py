@@ -146,7 +146,8 @@ def fused_norm(rank):
 def counted(name, rank):
     """The bytes of the collective operations that torch really carries out in a step."""
     found = {"sum": 0, "gather": 0, "scatter": 0}
-    real = {call: getattr(dist, call) for call in ("all_reduce", "all_gather", "reduce_scatter")}
+    calls = dist.all_reduce, distributed._gather(), distributed._scatter()
+    real = {call.__name__: call for call in calls}
 
     def counting(kind, call):
         def carried_out(*tensors, **options):

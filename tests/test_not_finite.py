@@ -214,7 +214,7 @@ def test_what_steps_do_not_make_again_is_no_matter_of_the_recipe(tmp_path, tiny,
 
     def fault(step, *arguments):
         if next(steps) == 4:
-            next(step.model.parameters()).data.fill_(NAN)
+            next(step.method.parameters()).data.fill_(NAN)
         return original(step, *arguments)
 
     monkeypatch.setattr(Step, "__call__", fault)

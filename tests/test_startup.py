@@ -39,6 +39,8 @@ MISTAKES = [
     ("pretrain demo --data cifar", "did you mean 'cifar10'"),
     ("pretrain demo data.source=nowhere", "nowhere"),
     ("pretrain photos", "--data"),
+    ("plan photos", "--images"),
+    ("plan imagenet/tico --gpu h300", "h200"),
     ("pretrain demo --out taken", "--overwrite"),
     ("pretrain demo --out taken --overwrite", "not a run folder"),
     ("pretrain demo --out notes.txt", "notes.txt"),

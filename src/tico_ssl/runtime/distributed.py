@@ -6,7 +6,7 @@ Every function is the identity in a single process, so callers need not distingu
 import gc
 import re
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
@@ -181,20 +181,28 @@ def stacked(tensor: Tensor, purpose: str = LOSS) -> Tensor:
         _pretence.sent.append(Sent("gather", tensor.nbytes, purpose))
         return torch.stack([tensor] * _pretence.world)
     every = tensor.new_empty((world_size(), *tensor.shape))
-    dist.all_gather(list(every.unbind()), tensor.contiguous())
+    _gather()(every.view(-1), tensor.reshape(-1))
     return every
 
 
 def _own_part_of_sum(rows: Tensor) -> Tensor:
     """Of the sum over processes, the rows of this one: each has an equal part of them."""
-    parts = list(rows.chunk(world_size()))
-    own = parts[rank()]
+    own = rows.chunk(world_size())[rank()]
     if _pretence is not None:
         _pretence.sent.append(Sent("scatter", own.nbytes, LOSS))
         return own * _pretence.world
     total = torch.empty_like(own)
-    dist.reduce_scatter(total, parts)
+    _scatter()(total.view(-1), rows.view(-1))
     return total
+
+
+def _gather() -> Callable[..., Any]:
+    """Of one tensor, without copies of parts; named otherwise before torch 2.14."""
+    return getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def _scatter() -> Callable[..., Any]:
+    return getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def add_up(tensor: Tensor, purpose: str = LOSS) -> Tensor:
