@@ -114,6 +114,7 @@ def main() -> None:
         store = multiprocessing.get_context("fork").Process(target=serve, args=(shard, theirs), daemon=True)
         store.start()
         about = {"images": arguments.images, "workers": arguments.workers, "bytes": shard.stat().st_size}
+        open_training(DataConfig(source=str(folder / "files"))).fetch(0)  # loads the decoder, which workers inherit
         lines = [{"machine": environment(), "load": os.getloadavg()[0], **about}]
         places = [("file", "", str(shard), "1G")]
         for latency, url in zip(LATENCIES, pipe.recv(), strict=True):

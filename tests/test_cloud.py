@@ -90,7 +90,8 @@ def cache(tmp_path, monkeypatch):
 
 def new_command() -> None:
     """What a command that starts now knows of the ones before: nothing but the cache."""
-    client._helper = None
+    if client._helper is not None:
+        client._forget(client._helper)
     blocks._folder.cache_clear()
 
 
@@ -226,6 +227,16 @@ def test_forks_read_by_themselves(bucket, cache):
 
 
 # ---------------------------------------------------------------------------------------------------- the network
+
+
+def test_another_environment_has_a_process_of_its_own_and_the_old_one_ends(bucket, cache, tmp_path, monkeypatch):
+    require_data("s3://bucket/data/squares.tico")
+    old = client._helper
+    monkeypatch.setenv("TICO_CACHE", str(tmp_path / "another"))
+    require_data("s3://bucket/data/squares.tico")
+    assert client._helper is not old
+    assert old._process.wait(10) == 0
+    assert not Path(old.address).parent.exists()
 
 
 def test_faults_cost_time_only(bucket, cache):

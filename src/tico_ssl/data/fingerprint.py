@@ -64,7 +64,7 @@ def _of_content(source: Source) -> int | None:
             found = crc32(source.take(places).contiguous().numpy().data, found)
         return found
     chosen = source.limited(FEW_IMAGES)
-    for i in range(len(chosen)):
+    for i in chosen.places():
         if source.images is not None:
             found = crc32(chosen.fetch(i).contiguous().numpy().data, found)
         elif chosen.content is not None:

@@ -103,7 +103,7 @@ def _counts(levels: np.ndarray) -> np.ndarray:
 def _deep_images(source: Source) -> Iterator[Tensor]:
     """The images of the sample whose values are deeper than eight bits; headers tell of most others."""
     sample = source.limited(SAMPLE)
-    for place in range(len(sample)):
+    for place in sample.places():
         if sample.images is None and sample.content is None and place == MADE:
             return
         try:

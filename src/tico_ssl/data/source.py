@@ -6,7 +6,7 @@ all have one size also provide them as one tensor, which the loader can keep on 
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from tico_ssl.data.depth import Scaling
 
 Split = Literal["train", "test", "val"]  # val is asked of data that have one, and of nothing else
 T = TypeVar("T")
+GROUP = 32  # images that are expected together
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Source:
     `take` to get them; `verify` refuses damaged rows before they are used. `identity` identifies an image without
     decoding it: by its pixels if they are in memory, else by its file's path, size and time, and its position in that
     file. `scaling` says how values of more than eight bits became bytes; None if no image has such values. `expect` is
-    told which images will be fetched next, where it helps to bring them near together.
+    told which images will be fetched next, where it helps to bring them near together; the others are forgotten.
     """
 
     name: str
@@ -53,6 +54,17 @@ class Source:
 
     def __len__(self) -> int:
         return self.count
+
+    def places(self) -> Iterator[int]:
+        """All indices, for whoever fetches one image after the other."""
+        expect = self.expect or (lambda some: None)
+        try:
+            for begin in range(0, self.count, GROUP):
+                some = range(begin, min(begin + GROUP, self.count))
+                expect(some)
+                yield from some
+        finally:
+            expect(())
 
     def take(self, index: Tensor) -> Tensor:
         """The images at these indices as one tensor (n, C, H, W), if all have one size."""
@@ -144,8 +156,8 @@ def joined(sources: Sequence[Source]) -> Source:
     def expect(places: Sequence[int]) -> None:
         for number, source in enumerate(sources):
             begin = int(ends[number - 1]) if number else 0
-            if source.expect is not None and (some := [i - begin for i in places if begin <= i < ends[number]]):
-                source.expect(some)
+            if source.expect is not None:
+                source.expect([i - begin for i in places if begin <= i < ends[number]])
 
     fetch, names = each([source.fetch for source in sources]), each([partial(_full_name, source) for source in sources])
     assert fetch is not None

@@ -126,6 +126,8 @@ class _Decoding:
         """The piece, and the numbers of its images that could be read."""
         good: list[int] = []
         waiting: dict[int, Tensor] = {}
+        if self.source.expect is not None:
+            self.source.expect(piece.places)
         for number, place in enumerate(piece.places):
             try:
                 waiting[number] = self.source.fetch(place)

@@ -6,10 +6,12 @@ or the environment has other credentials by now, another one is started.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,12 @@ class _Helper:
         with self._process.stdout as said:
             if said.readline() != READY:
                 raise UserError("data in object storage: the process that reads them could not be started")
+
+    def let_go(self) -> None:
+        """Hold its input no longer. Forgetting this object is not enough: Python keeps processes that still run."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
 
 
 _helper: _Helper | None = None
@@ -92,13 +100,18 @@ def _running() -> _Helper:
     with _starting:
         if _helper is None or _helper.settings != settings:
             require_library()
+            if _helper is not None:
+                _helper.let_go()
             _helper = _Helper(settings)
         return _helper
 
 
 def _forget(helper: _Helper) -> None:
+    """It is gone, and its folder is of no use to anyone."""
     global _helper
     _mine.known = None
+    helper.let_go()
+    shutil.rmtree(Path(helper.address).parent, ignore_errors=True)
     with _starting:
         if _helper is helper:
             _helper = None
