@@ -1,5 +1,7 @@
 """The evaluations of a run: the newest result of each protocol, trained beside untrained, with the difference."""
 
+import shlex
+
 from tico_ssl.config import catalogue
 from tico_ssl.report.html import Html, tag
 from tico_ssl.report.names import column_name, protocol_name, with_unit
@@ -128,7 +130,7 @@ def _missing(record: Record) -> list[Html]:
     content = []
     if missing := [name for name in USUAL if name not in record.current_results]:
         text = "Not measured yet" if not record.results else "Not measured for the current backbone"
-        typed = command(f"tico evaluate {record.run.folder} {' '.join(missing)}")
+        typed = command(f"tico evaluate {shlex.quote(str(record.run.folder))} {' '.join(missing)}")
         content.append(paragraph(f"{text}: ", ", ".join(map(protocol_name, missing)), ". Run ", typed))
     if others := [name for name in catalogue.entries("evaluations") if name not in {*record.current_results, *USUAL}]:
         listing = command("tico list evaluations")

@@ -1,5 +1,6 @@
 """The report of one run, section by section."""
 
+import shlex
 from collections.abc import Sequence
 
 import numpy as np
@@ -64,7 +65,9 @@ def recipe_section(record: Record) -> Section:
     known |= record.environment.get("packages") or {}
     rows: Rows = [[str(key), str(value)] for key, value in known.items()]
     content = [
-        paragraph("The recipe can be run again: ", command(f"tico pretrain {record.run.recipe_file}")),
+        paragraph(
+            "The recipe can be run again: ", command(f"tico pretrain {shlex.quote(str(record.run.recipe_file))}")
+        ),
         folded("Recipe", tag("pre", recipe, tabindex=0)),
         folded("Environment", table(["what", "value"], rows)),
     ]

@@ -19,7 +19,6 @@ from tico_ssl.results.table import Cell
 
 MOST_CURVES = 24  # in one figure
 FACTS = ("method", "seeds", "epochs", "seconds", "images/s")  # columns of the table that are no results
-CLOSE = 2.0  # points of accuracy that another seed may reverse
 
 
 def by_data(whole: Comparison) -> dict[str, Comparison]:
@@ -55,17 +54,9 @@ def _sentences(comparison: Comparison) -> list[str]:
     ranked = [(spread, group) for group in comparison.groups if (spread := group.number(by.protocol, by.name))]
     if not ranked:
         return found
-    ranked.sort(key=lambda pair: -sign * pair[0].mean)
-    best, group = ranked[0]
+    best, group = max(ranked, key=lambda pair: sign * pair[0].mean)
     word, unit = "Highest" if sign > 0 else "Lowest", f" {by.metric.unit}".rstrip()
     found.append(f"{word} {full_name(by)}: {group.name} with {best.text(by.metric.digits)}{unit}.")
-    if len(ranked) > 1:
-        behind = abs(best.mean - ranked[1][0].mean)
-        said = f"The next is {behind:.{by.metric.digits}f} points behind"
-        if best.deviation is None and behind < CLOSE:
-            found.append(f"{said}, too little to decide with one seed.")
-        elif best.deviation is not None and behind < 2 * best.deviation:
-            found.append(f"{said}, which is within two standard deviations.")
     return found
 
 
