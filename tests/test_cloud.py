@@ -4,6 +4,7 @@ import io
 import logging
 import multiprocessing
 import os
+import re
 import signal
 import tarfile
 import threading
@@ -26,6 +27,7 @@ from tico_ssl.data.sources import open_source
 from tico_ssl.pipeline.packing import pack
 from tico_ssl.runtime import cache_folder
 from tico_ssl.runtime.errors import Interrupted, UserError
+from tico_ssl.runtime.extras import install_command
 from tico_ssl.training.checkpoint import read_checkpoint
 
 obstore = pytest.importorskip("obstore")
@@ -314,7 +316,7 @@ def test_credentials_that_are_wrong_or_missing(bucket, monkeypatch):
 
 def test_without_the_library(bucket, monkeypatch):
     monkeypatch.setattr(urls.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'tico-ssl\[cloud\]'"):
+    with pytest.raises(UserError, match=re.escape(install_command("cloud"))):
         require_data("s3://bucket/data/squares.tico")
 
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from tico_ssl.cli import app, main
 from tico_ssl.config.recipe import dump_recipe, load_recipe
 from tico_ssl.results.comparison import compare, comparison_of, read_comparison
+from tico_ssl.results.confidence import unpaired_interval
 from tico_ssl.results.formats import FORMATS, latex
 from tico_ssl.results.reading import read_records
 from tico_ssl.results.run_folder import Run
@@ -194,15 +195,15 @@ def test_an_unknown_form_is_one_line(three, capsys):
 
 
 def test_the_gain_has_an_interval_over_seeds_or_over_test_images(three):
-    """The two seeds gain 50 and 54 over untrained; the single run is known by its 1,000 test images."""
+    """The two seeds gain 50 and 54 over untrained, on 1,000 test images each, and so does the single run 40."""
     comparison = comparison_of(read_records(three))
     several, single = row(comparison, "a"), row(comparison, "b_c & d")
-    reach = 12.7062 * 2  # Student's t with one degree of freedom, times the standard error
-    assert several["gain"].interval == pytest.approx((52 - reach, 52 + reach), abs=1e-3)
+    (low, _), (_, high) = (unpaired_interval(trained, 1000, 0.1, 1000) for trained in (0.6, 0.64))
+    assert several["gain"].interval == pytest.approx((100 * low, 100 * high))
     assert single["gain"].text == "+40.0 [+36.3, +43.5]"
     assert (several["helped?"].text, single["helped?"].text) == ("helped", "helped")
     lines = list(csv.DictReader(io.StringIO(compare(three, "csv")[1])))
-    assert float(lines[0]["knn top1_k20 gain low"]) == pytest.approx(52 - reach, abs=1e-3)
+    assert float(lines[0]["knn top1_k20 gain low"]) == pytest.approx(100 * low)
 
 
 def test_the_lead_of_the_best_says_whether_it_may_be_chance(tmp_path):

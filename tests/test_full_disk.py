@@ -80,7 +80,7 @@ def test_a_disk_that_stays_full_is_an_error_at_the_end_and_the_run_resumes(
 ):
     with ExitStack() as stack:
         at_epochs(monkeypatch, lambda epoch: stack.enter_context(full_disk()) if epoch == 3 else None)
-        words = r"^step 12 of 12 could not be saved: .*File too large; .* kept; continue with --resume$"
+        words = r"^step 12 of 12 could not be saved: .*File too large; .* kept; continue with resume=True$"
         with pytest.raises(UserError, match=words):
             pretrain("demo", out=tmp_path / "run", overrides=settings)
     monkeypatch.undo()

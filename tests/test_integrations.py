@@ -33,6 +33,9 @@ from tiny import TINY
 CPU = torch.device("cpu")
 EPOCHS = 2
 
+# Lightning warns where SLURM is installed and a program runs without it.
+pytestmark = pytest.mark.filterwarnings("ignore:The `srun` command is available")
+
 
 # ---------------------------------------------------------------------------------------------------- Lightning
 

@@ -77,7 +77,7 @@ def test_the_run_goes_on_and_one_ctrl_c_is_answered_in_the_step_and_ends_with_a_
 
     monkeypatch.setattr(Step, "__call__", slow)
     monkeypatch.setattr(interrupts, "PATIENCE", 0.05)
-    with pytest.raises(Interrupted, match=r"stopped after step 4 of 9; continue with --resume"):
+    with pytest.raises(Interrupted, match=r"stopped after step 4 of 9; continue with resume=True"):
         pretrain("demo", out=folder, overrides=TINY, resume=True)
     assert read_checkpoint(Run(folder).checkpoint_file)["step"] == 4
     said = capsys.readouterr().out

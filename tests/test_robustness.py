@@ -137,14 +137,12 @@ def test_jpeg_and_pixels_are_pillows(pictures):
 
 
 def test_the_summary_is_the_mean_of_means_and_what_is_lost_of_the_clean_accuracy():
-    found = corruptions._summary("knn", {"clean": [80.0], "jpeg": [60.0, 40.0], "contrast": [30.0, 30.0]})
-    assert found == {
-        "knn_clean": 80.0,
-        "knn_corrupted": 40.0,
-        "knn_lost": 50.0,
-        "knn_jpeg": 50.0,
-        "knn_contrast": 30.0,
-    }
+    def right(count: int) -> torch.Tensor:
+        return torch.arange(10) < count
+
+    cases = {"clean": [right(8)], "jpeg": [right(6), right(4)], "contrast": [right(3), right(3)]}
+    expected = {"clean": 80.0, "corrupted": 40.0, "lost": 50.0, "jpeg": 50.0, "contrast": 30.0}
+    assert corruptions._summary("knn", cases) == pytest.approx({f"knn_{name}": x for name, x in expected.items()})
 
 
 def test_corruptions_on_a_run(run):

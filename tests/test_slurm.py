@@ -16,6 +16,7 @@ from test_launch import refused
 from tico_ssl.cli import main
 from tico_ssl.runtime import slurm
 from tico_ssl.runtime.errors import Interrupted
+from tico_ssl.runtime.extras import install_command
 from tico_ssl.studies import slurm as studies_slurm
 from tico_ssl.training.slurm import Pretraining
 
@@ -60,7 +61,7 @@ def test_what_is_missing_is_said(tmp_path, monkeypatch, capsys):
     command = ("pretrain", "demo", "--out", str(tmp_path / "run"), "--slurm", "gpus=1")
     assert "no SLURM" in refused(capsys, *command)
     monkeypatch.setattr(slurm.importlib.util, "find_spec", lambda name: None)
-    assert "pip install tico-ssl[slurm]" in refused(capsys, *command)
+    assert install_command("slurm") in refused(capsys, *command)
     assert not (tmp_path / "run").exists()
 
 

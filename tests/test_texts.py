@@ -98,6 +98,6 @@ def test_links_lead_somewhere(page):
 
 
 def test_every_test_that_a_guarantee_names_is_there():
-    written = "\n".join(file.read_text("utf-8") for file in Path(__file__).parent.glob("*.py"))
+    written = "\n".join(file.read_text("utf-8") for file in Path(__file__).parent.rglob("*.py"))
     for name in re.findall(r"test_\w+", (ROOT / "docs" / "guarantees.md").read_text("utf-8")):
         assert name in written or (Path(__file__).parent / f"{name}.py").is_file(), name

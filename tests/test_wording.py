@@ -24,7 +24,9 @@ from tico_ssl.runtime.wording import command_line, worded
 ROOT = Path(tico_ssl.__file__).parent
 FUNCTIONS = (tico_ssl.pretrain, tico_ssl.evaluate, tico_ssl.embed, tico_ssl.export, tico_ssl.study)
 FUNCTIONS += (finetune, predict, search, curate, report, bench, pack)
-SHOWN_BY_COMMANDS = {"again", "all", "overwrite", "points", "resume"}  # also printed by what only a command calls
+# Also printed by what only a command calls, and options of SLURM's commands.
+SHOWN_BY_COMMANDS = {"again", "all", "gpu", "overwrite", "per_gpu", "points", "resume", "slurm"}
+SHOWN_BY_COMMANDS |= {"array", "job", "me", "noheader", "oneliner", "wait"}
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from tico_ssl.cli._app import RECIPE_WORDS, app, split_words
+from tico_ssl.cli._app import RECIPE_WORDS, app, example, split_words
 from tico_ssl.runtime.errors import UserError
 
 MEASURED = ("h200",)  # GPUs that the model knows
 IMAGES = {"imagenet": 1_281_167, "cifar10": 50_000, "cifar100": 50_000, "stl10": 105_000}
 
 
-@app.command()
+@app.command(epilog=example("tico plan imagenet/tico --gpus 8 --nodes 4"))
 def plan(
     words: Annotated[
         list[str] | None,
@@ -32,7 +32,7 @@ def plan(
     ] = None,
     nvlink: Annotated[float, typer.Option(help="GB/s of a GPU each way inside a node.", min=0.001)] = 450.0,
     network: Annotated[float, typer.Option(help="GB/s of a GPU each way between nodes.", min=0.001)] = 50.0,
-    out: Annotated[str | None, typer.Option(help="JSON file to write as well.")] = None,
+    out: Annotated[str | None, typer.Option(help="JSON file to write as well; by default none.")] = None,
 ) -> None:
     """Estimate time and GPU hours of a recipe on 1 to 1,024 GPUs, and what a step sends. Makes two steps on the CPU."""
     from tico_ssl.config.recipe import load_recipe
