@@ -192,6 +192,13 @@ def test_less_is_better_where_the_protocol_says_so(my_lab, tmp_path):
     assert verdict([line("my_lab.distance", "e", 5.0, 3.0, differences={"untrained": {"e": [1.0, 3.0]}})]).harmed
 
 
+def test_a_name_that_protocol_and_metric_share_is_in_a_row_once():
+    found = measurements("rankme", {"trained": {"rankme": 1.0, "embedding_rankme": 2.0}})
+    assert [one.row_title for one in found] == ["rankme (↑)", "rankme embedding (↑)"]
+    (found,) = measurements("knn", {"trained": {"top1_k20": 1.0}})
+    assert found.row_title == "knn top1_k20 (%) ↑"
+
+
 def test_every_metric_without_labels_says_which_way_is_better_or_that_none_is():
     """As their papers claim, of runs of one kind: a higher rank, a decay of exponent 1, closer views, more uniform
     images."""

@@ -83,8 +83,19 @@ class Quantity:
     @property
     def directed_title(self) -> str:
         """Name with unit, and the sign of which way is better."""
+        return f"{self.title} {self._way}".rstrip()
+
+    @property
+    def row_title(self) -> str:
+        """The same after the protocol, a name that both have only once: rankme, rankme embedding."""
+        name = f"_{self.name}".removesuffix(f"_{self.protocol}").removeprefix("_")
+        unit = f"({self.metric.unit})" if self.metric.unit else ""
+        return " ".join(filter(None, (self.protocol, name, unit, self._way)))
+
+    @property
+    def _way(self) -> str:
         sign = WAYS[self.metric.better]
-        return f"{self.title} {f'({sign})' if self.metric.among_runs else sign}".rstrip()
+        return f"({sign})" if sign and self.metric.among_runs else sign
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,7 @@ def print_results(results: Sequence[Result]) -> None:
         others = {name: columns.pop(name) for name in names if name not in OWN}  # come last
         columns |= {title: [_difference(line, one, reference) for line, one in of_lines]} | others
     head = ["protocol", *columns]
-    titles = [f"{one.protocol} {one.directed_title}" for one in every]
-    rows = [[title, *texts] for title, texts in zip(titles, zip(*columns.values()), strict=True)]
+    rows = [[one.row_title, *texts] for one, texts in zip(every, zip(*columns.values()), strict=True)]
     console.print()
     console.print(_title(results[0]), markup=False)
     print_table(head, rows, left=[0], drawn=True)
