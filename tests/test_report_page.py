@@ -174,6 +174,15 @@ def test_a_loss_that_rises_is_flagged_where_the_caption_says_that_it_should_fall
     assert chart.flag == ("Here it rose, from 1 to 2." if flagged else "")
 
 
+@pytest.mark.parametrize(("last", "flagged"), [(18.2, False), (17.0, True)])
+def test_an_accuracy_that_falls_is_flagged_unless_by_less_than_matters(tmp_path, last, flagged):
+    accuracies = [{"step": 10 * i, "epoch": i, "knn_top1_k20": value} for i, value in enumerate((18.3, last), 1)]
+    metrics = [log_line(10, 1.0), accuracies[0], log_line(20, 2.0), accuracies[1]]
+    charts = run_curves.training(read_record(made_run(tmp_path / "a", metrics=metrics).folder)).charts
+    (chart,) = (chart for chart in charts if chart.key == "knn")
+    assert chart.flag == ("Here it fell, from 18.3 to 17." if flagged else "")
+
+
 def test_runs_whose_loss_rises_are_named(tmp_path):
     for name, losses in (("falls", (2.0, 1.0)), ("rises", (1.0, 2.0))):
         metrics = [log_line(10 * i, float(i), loss=loss) for i, loss in enumerate(losses, 1)]

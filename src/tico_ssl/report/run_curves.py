@@ -10,6 +10,7 @@ from tico_ssl.report.findings import WAITING
 from tico_ssl.report.html import Html, tag
 from tico_ssl.report.page import Section, figure, paragraph
 from tico_ssl.results.record import KNN, Line, Record
+from tico_ssl.results.verdict import POINTS
 
 MOST_POINTS = 2_000  # of a curve: a screen shows no more
 MOMENTS = 10  # spectra in one figure
@@ -58,7 +59,7 @@ def _accuracy(record: Record) -> list[Chart]:
         x = [0, max(epochs)]
         lines.append(Series("untrained, k = 20", x, [_rounded(untrained)] * 2, "#8a8f98", dashed=True))
         caption += " Dashed: the untrained network, as evaluated on all images."
-    flag = moved([value for _, value in record.knn_on_the_way], "fell")
+    flag = moved([value for _, value in record.knn_on_the_way], "fell", POINTS)
     return [Chart("knn", "kNN accuracy during training", caption, lines, "epoch", "per cent", flag=flag)]
 
 
@@ -69,13 +70,14 @@ def _untrained(record: Record) -> float | None:
     return value
 
 
-def moved(values: list[float], word: Literal["rose", "fell"]) -> str:
-    """Says so if a curve that should not rise, or not fall, did, from its first tenth to its last."""
+def moved(values: list[float], word: Literal["rose", "fell"], least: float = 0.0) -> str:
+    """Says so if a curve that should not rise, or not fall, did by more than `least`, from its first tenth to its
+    last."""
     few = max(1, int(ENDS * len(values)))
     if len(values) < 2:
         return ""
     first, last = float(np.mean(values[:few])), float(np.mean(values[-few:]))
-    did = last > first if word == "rose" else last < first
+    did = last - first > least if word == "rose" else first - last > least
     return f"Here it {word}, from {first:.3g} to {last:.3g}." if did else ""
 
 
