@@ -5,7 +5,7 @@ import sys
 
 from tico_ssl.cli import classifying, computing, doctor, exporting, images, looking, lookup, planning
 from tico_ssl.cli._app import app
-from tico_ssl.runtime.errors import UserError, one_line
+from tico_ssl.runtime.errors import told
 from tico_ssl.runtime.interrupts import answered
 from tico_ssl.runtime.launcher import adopt_srun
 
@@ -26,11 +26,9 @@ def main() -> None:
         _silence()
         sys.exit(1)
     except Exception as error:
-        if (line := one_line(error)) is None:
-            raise
-        sys.stderr.write(f"error: {line}\n")
+        code = told(error)
         _silence()
-        sys.exit(getattr(error, "exit_code", UserError.exit_code))
+        sys.exit(code)
 
 
 def _silence() -> None:

@@ -5,6 +5,7 @@ import errno
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -104,6 +105,14 @@ def memory_advice(advice: str) -> Iterator[None]:
 def signal_name(number: int) -> str:
     """SIGKILL for 9; a signal without a name by its number."""
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
+def told(error: Exception) -> int:
+    """Tell an error in one line on stderr: the exit code of the process. An error of the program is raised again."""
+    if (line := one_line(error)) is None:
+        raise error
+    sys.stderr.write(f"error: {line}\n")
+    return int(getattr(error, "exit_code", UserError.exit_code))
 
 
 def one_line(error: BaseException) -> str | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tico_ssl.runtime.errors import Interrupted, UserError, one_line, suggestion
+from tico_ssl.runtime.errors import Interrupted, UserError, suggestion, told
 from tico_ssl.runtime.extras import install_command
 from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.launcher import adopt_srun
@@ -198,10 +198,7 @@ def carry_out(work: Callable[[], object]) -> None:
             _queue_again()
         sys.exit(stop.exit_code)
     except Exception as error:
-        if (line := one_line(error)) is None:
-            raise
-        sys.stderr.write(f"error: {line}\n")
-        sys.exit(getattr(error, "exit_code", UserError.exit_code))
+        sys.exit(told(error))
 
 
 def _goes_on(number: int) -> bool:

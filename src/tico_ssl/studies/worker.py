@@ -14,7 +14,7 @@ from tico_ssl.evaluations._context import open_context
 from tico_ssl.evaluations._single import evaluate_with
 from tico_ssl.results.run_folder import Run
 from tico_ssl.results.study_state import study_file, unevaluated
-from tico_ssl.runtime.errors import Interrupted, UserError, one_line
+from tico_ssl.runtime.errors import Interrupted, told
 from tico_ssl.studies.cost import epochs_for, read_costs, write_cost
 from tico_ssl.studies.timing import measure
 from tico_ssl.training.start import pretrain
@@ -87,10 +87,7 @@ def main() -> None:
     except Interrupted as stop:
         sys.exit(stop.exit_code)
     except Exception as error:
-        if (line := one_line(error)) is None:
-            raise
-        sys.stderr.write(f"error: {line}\n")
-        sys.exit(getattr(error, "exit_code", UserError.exit_code))
+        sys.exit(told(error))
 
 
 if __name__ == "__main__":
