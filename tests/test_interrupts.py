@@ -20,7 +20,8 @@ from tiny import TINY
 
 # A training whose fourth step is one long computation in a library, as a backward pass is: no handler is called in it.
 SLOW = """
-import hashlib
+import hashlib, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from tico_ssl.cli import main
 from tico_ssl.training.step import Step
 usual, made = Step.__call__, []
@@ -35,6 +36,14 @@ def slow(self, *given):
 Step.__call__ = slow
 main()
 """
+
+
+@pytest.fixture(autouse=True)
+def listening():
+    """Tests that were started in a shell's background ignore Ctrl-C, and so would what they call."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")
