@@ -35,7 +35,7 @@ from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.results.run_folder import environment
 from tico_ssl.runtime import distributed, fallbacks
 from tico_ssl.runtime.device import tune_process
-from tico_ssl.training.pretrain import build_method
+from tico_ssl.training.setup import build_method
 from tico_ssl.training.step import Step
 
 RECIPES = {"cifar10/tico": 512, "imagenet/tico": 256}

@@ -25,7 +25,7 @@ from tico_ssl.bench.stages import LR, PROGRESS, Subject
 from tico_ssl.config.recipe import load_recipe, parse_override
 from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.runtime.device import choose_device, resolve_precision, tune_process
-from tico_ssl.training.pretrain import build_method
+from tico_ssl.training.setup import build_method
 from tico_ssl.training.step import WARM_UP, Step
 marks = {"imported": time.time()}
 recipe = load_recipe(sys.argv[1], dict(map(parse_override, sys.argv[2:])))

@@ -38,7 +38,7 @@ from tico_ssl.pipeline.packing import pack
 from tico_ssl.pipeline.workers import ahead, default_workers
 from tico_ssl.results.run_folder import Run, environment
 from tico_ssl.runtime.device import choose_device
-from tico_ssl.training.pretrain import prepare
+from tico_ssl.training.setup import prepare
 from tico_ssl.views.executor import crops_ragged
 
 

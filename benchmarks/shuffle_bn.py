@@ -28,7 +28,7 @@ from tico_ssl.methods._base import Batch
 from tico_ssl.methods._embeddings import unit
 from tico_ssl.results.run_folder import environment
 from tico_ssl.training.checkpoint import restore
-from tico_ssl.training.pretrain import prepare
+from tico_ssl.training.setup import prepare
 
 SPLITS = 8
 WAYS = {  # number of groups, and the digit that gives the group of a key

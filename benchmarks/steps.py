@@ -22,7 +22,7 @@ from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.results.run_folder import environment
 from tico_ssl.runtime import fallbacks
 from tico_ssl.runtime.device import choose_device, resolve_precision
-from tico_ssl.training.pretrain import build_method
+from tico_ssl.training.setup import build_method
 from tico_ssl.training.step import WARM_UP, Step
 
 

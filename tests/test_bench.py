@@ -26,7 +26,7 @@ from tico_ssl.config.sections import BackboneConfig, DataConfig
 from tico_ssl.methods._base import Batch
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.runtime.errors import UserError
-from tico_ssl.training.pretrain import build_method
+from tico_ssl.training.setup import build_method
 
 CPU = torch.device("cpu")
 QUICK = 0.01

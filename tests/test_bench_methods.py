@@ -19,7 +19,7 @@ from tico_ssl.config.recipe import load_recipe, packaged_recipes
 from tico_ssl.data.arrays import from_arrays
 from tico_ssl.methods._base import Batch
 from tico_ssl.runtime.errors import UserError
-from tico_ssl.training.pretrain import build_method
+from tico_ssl.training.setup import build_method
 
 CPU = torch.device("cpu")
 

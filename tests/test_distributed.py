@@ -20,7 +20,7 @@ from tico_ssl.networks.batch_norm import share_statistics
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime import distributed
 from tico_ssl.training.checkpoint import read_checkpoint
-from tico_ssl.training.pretrain import prepare
+from tico_ssl.training.setup import prepare
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 

@@ -33,7 +33,7 @@ from tico_ssl.runtime.errors import UserError, one_line
 from tico_ssl.runtime.extras import install_command
 from tico_ssl.runtime.json_lines import append_json_line
 from tico_ssl.training.checkpoint import save_checkpoint
-from tico_ssl.training.pretrain import build_method
+from tico_ssl.training.setup import build_method
 from tiny import TINY
 
 FORMATS = {"detectron2", "huggingface", "onnx", "safetensors", "timm", "torch-export", "torchvision"}

@@ -19,7 +19,7 @@ from tico_ssl.results.run_folder import Run
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.initial import Start
 from tico_ssl.training.plan import Plan
-from tico_ssl.training.pretrain import build_method
+from tico_ssl.training.setup import build_method
 
 CPU = torch.device("cpu")
 

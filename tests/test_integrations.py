@@ -27,7 +27,7 @@ from tico_ssl.networks.storage import save_backbone
 from tico_ssl.pipeline.loader import RawBatch
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.loop import seed_network
-from tico_ssl.training.pretrain import build_step, prepare
+from tico_ssl.training.setup import build_step, prepare
 from tiny import TINY
 
 CPU = torch.device("cpu")

@@ -36,7 +36,7 @@ from tico_ssl.report import report
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import Interrupted, UserError
 from tico_ssl.training.monitor import measure
-from tico_ssl.training.pretrain import build_method
+from tico_ssl.training.setup import build_method
 from tico_ssl.training.step import Step, resolve_execution
 from tico_ssl.views.executor import Views
 

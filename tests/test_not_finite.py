@@ -24,6 +24,7 @@ from tico_ssl.training import start
 from tico_ssl.training.batch_file import load_batch, save_batch
 from tico_ssl.training.diagnosis import diagnose
 from tico_ssl.training.finite import Watch, not_finite, state_of
+from tico_ssl.training.setup import prepare
 from tico_ssl.training.step import Step
 from tico_ssl.training.stop import NotFinite, Stop, batch_file, read_stop, state_file
 
@@ -112,7 +113,7 @@ def test_an_optimiser_that_overflows_behind_finite_weights_is_noticed(tmp_path, 
 def poison(monkeypatch, settings, step, what="the loss", value=INF):
     """Make the loss of one step, or a tensor of the state after it, not finite. Its batch tells which step it is, so it
     is the same when the step is carried out again."""
-    index = training.prepare(start._loaded("demo", None, settings), CPU).loader.indices(step)
+    index = prepare(start._loaded("demo", None, settings), CPU).loader.indices(step)
     forward, after_step, seen = TiCo.forward, TiCo.after_step, []
 
     def bad_forward(method, batch):
@@ -152,7 +153,7 @@ def test_the_batch_that_made_it_is_kept_with_its_views_and_the_state_before(tmp_
     assert state["step"] == 3 and all(value.isfinite().all() for value in state["method"].values())
     assert [line["step"] for line in run.metrics()] == [3]
 
-    setup = training.prepare(run.recipe(), CPU)
+    setup = prepare(run.recipe(), CPU)
     expected = next(setup.loader.iterate(4, 5))
     kept, views = load_batch(batch_file(run), CPU), setup.views.make(expected.pixels, expected.decisions)
     for name in ("pixels", "decisions", "index", "label"):
@@ -194,7 +195,7 @@ def test_wherever_it_begins_it_is_found_and_never_saved(tmp_path, tiny, monkeypa
 
 
 def fresh_state(settings):
-    return training.prepare(start._loaded("demo", None, settings), CPU).method.state_dict()
+    return prepare(start._loaded("demo", None, settings), CPU).method.state_dict()
 
 
 def test_a_search_that_would_take_long_is_left_to_replay(tmp_path, poisoned, monkeypatch):

@@ -20,6 +20,7 @@ from tico_ssl.runtime.errors import Interrupted, UserError
 from tico_ssl.training import pretrain as loop
 from tico_ssl.training.checkpoint import read_checkpoint
 from tico_ssl.training.monitor import spread
+from tico_ssl.training.setup import build_method
 
 CLOCK = ("seconds", "images_per_second", "data_wait")
 
@@ -222,7 +223,7 @@ def test_gradient_clipping_bounds_the_step(tmp_path, tiny):
     settings |= {"optimizer.lr": 1.0, "optimizer.warmup_epochs": 0.0, "optimizer.weight_decay": 0.0}
     settings |= {"training.clip_gradient": 1e-3, "training.epochs": 1, "data.limit": 32, "optimizer.end_lr_ratio": 1.0}
     run = pretrain("demo", out=tmp_path / "run", overrides=settings)
-    fresh = loop.build_method(run.recipe(), torch.device("cpu"), torch.float32).state_dict()
+    fresh = build_method(run.recipe(), torch.device("cpu"), torch.float32).state_dict()
     trained = state_of(run)["method"]
     names = [name for name in fresh if not name.startswith(("target", "criterion")) and "running" not in name]
     moved = math.sqrt(sum(float((trained[n] - fresh[n]).square().sum()) for n in names if fresh[n].is_floating_point()))
@@ -254,7 +255,7 @@ def test_weight_standardisation_is_baked_into_the_saved_backbone(tmp_path, tiny)
     assert backbone.config.weight_standardisation is False
     weight = backbone.network.state_dict()["layer1.0.conv1.weight"]
     assert torch.allclose(weight.flatten(1).mean(1), torch.zeros(len(weight)), atol=1e-6)
-    method = loop.build_method(run.recipe(), torch.device("cpu"), torch.float32)
+    method = build_method(run.recipe(), torch.device("cpu"), torch.float32)
     method.load_state_dict(state_of(run)["method"])
     images = torch.randn(4, 3, 16, 16)
     assert torch.allclose(backbone(images), method.backbone.eval()(images), atol=1e-5)

@@ -17,7 +17,7 @@ from tico_ssl.optim.groups import build_optimizer, load_optimizer
 from tico_ssl.pipeline.loader import RawBatch
 from tico_ssl.runtime import distributed, fallbacks
 from tico_ssl.runtime.errors import UserError
-from tico_ssl.training.pretrain import build_method
+from tico_ssl.training.setup import build_method
 from tico_ssl.training.start import pretrain
 from tico_ssl.training.step import Step, _anyones, resolve_execution
 from tico_ssl.views.executor import Views

@@ -25,7 +25,7 @@ from tico_ssl.networks.backbones import Backbone
 from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.pipeline.loader import RawBatch
 from tico_ssl.runtime.errors import UserError
-from tico_ssl.training.pretrain import build_method
+from tico_ssl.training.setup import build_method
 from tico_ssl.training.step import Outcome, Step
 
 REFERENCE = "tico"  # the method that the others are compared with

@@ -17,7 +17,7 @@ from tico_ssl.bench.ceilings import Ceilings
 from tico_ssl.config.recipe import Recipe
 from tico_ssl.methods._base import Batch
 from tico_ssl.runtime.randomness import generator
-from tico_ssl.training.pretrain import build_method
+from tico_ssl.training.setup import build_method
 from tico_ssl.views.executor import Views
 
 COUNTED = (nn.Conv2d, nn.Linear, _BatchNorm, nn.MaxPool2d)

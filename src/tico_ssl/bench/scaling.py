@@ -22,7 +22,7 @@ from tico_ssl.networks.target import Target
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.distributed import Sent
 from tico_ssl.runtime.randomness import generator
-from tico_ssl.training.pretrain import build_method
+from tico_ssl.training.setup import build_method
 from tico_ssl.views.executor import Views
 
 TRACED = (2, 4)  # images of the two steps on the CPU: what a step sends grows linearly with them, or not at all

@@ -19,7 +19,7 @@ from tico_ssl.pipeline.loader import Loader, RawBatch
 from tico_ssl.pipeline.streaming import CHUNK
 from tico_ssl.pipeline.workers import AHEAD, default_workers
 from tico_ssl.runtime.device import autocast
-from tico_ssl.training.pretrain import build_method
+from tico_ssl.training.setup import build_method
 from tico_ssl.training.step import Step, as_input
 from tico_ssl.views.executor import Views
 

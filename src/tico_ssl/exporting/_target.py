@@ -10,7 +10,7 @@ from tico_ssl.networks.target import Target
 from tico_ssl.results.run_folder import Run
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.checkpoint import Damaged, read_checkpoint
-from tico_ssl.training.pretrain import build_method
+from tico_ssl.training.setup import build_method
 
 
 def load_target(folder: Path) -> Backbone:

@@ -24,7 +24,7 @@ from tico_ssl.runtime.extras import install_command
 from tico_ssl.runtime.randomness import generator
 from tico_ssl.training.initial import Start
 from tico_ssl.training.plan import Plan
-from tico_ssl.training.pretrain import build_method
+from tico_ssl.training.setup import build_method
 from tico_ssl.training.step import as_input
 from tico_ssl.views.executor import Views, sizes_of
 

@@ -13,7 +13,7 @@ from tico_ssl.data.sources import open_training
 from tico_ssl.optim.groups import build_optimizer
 from tico_ssl.runtime.device import choose_device, resolve_precision, tune_process
 from tico_ssl.studies.cost import Cost
-from tico_ssl.training.pretrain import build_method
+from tico_ssl.training.setup import build_method
 from tico_ssl.training.step import Step
 
 TIMED_SECONDS = 4.0

@@ -17,7 +17,7 @@ from tico_ssl.runtime import fallbacks
 from tico_ssl.runtime.errors import MEMORY_WORDS, UserError, shortage
 from tico_ssl.runtime.progress import say
 from tico_ssl.training.plan import Plan
-from tico_ssl.training.pretrain import build_step, prepare
+from tico_ssl.training.setup import build_step, prepare
 from tico_ssl.training.step import WARM_UP
 
 SHARE = 0.95  # of the GPU's memory, so that a run has some to spare

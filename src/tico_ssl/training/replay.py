@@ -23,7 +23,7 @@ from tico_ssl.training.diagnosis import Explanation, diagnose
 from tico_ssl.training.finite import Watch
 from tico_ssl.training.initial import Start
 from tico_ssl.training.loop import seed_network
-from tico_ssl.training.pretrain import build_learner, build_step, build_views, prepare
+from tico_ssl.training.setup import build_learner, build_step, build_views, prepare
 from tico_ssl.training.stop import Stop, batch_file, read_stop, state_file
 
 

@@ -20,6 +20,11 @@ from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
 
 
+def is_divided(recipe: Recipe) -> bool:
+    """Whether a training is divided here: if that is asked for, and there are several processes."""
+    return recipe.training.sharded and distributed.active()
+
+
 def check_sharded(recipe: Recipe, method: Method) -> None:
     """Refuse what cannot be divided."""
     if recipe.optimizer.name == "lars":

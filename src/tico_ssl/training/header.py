@@ -1,0 +1,52 @@
+"""The first lines of a run: what is about to train."""
+
+import torch
+
+from tico_ssl.data.measuring import normalised
+from tico_ssl.networks.backbones import Backbone, coarse_stem, has_small_stem
+from tico_ssl.runtime import distributed
+from tico_ssl.training.setup import Setup, execution_of
+from tico_ssl.training.step import resolve_execution
+from tico_ssl.views.table import left_out
+
+
+def _stem(backbone: Backbone) -> str:
+    """Which stem a ResNet has: that for small images keeps their resolution, and costs as much as images four times as
+    wide and high."""
+    return " with the stem for small images" if has_small_stem(backbone.network) else ""
+
+
+def _class_count(labels: torch.Tensor) -> int:
+    return int(labels.max()) + 1 if labels.ndim == 1 else labels.shape[1]
+
+
+def described(setup: Setup) -> list[str]:
+    """Images, network, machine and schedule."""
+    recipe, settings, source, device = setup.recipe, setup.recipe.training, setup.source, setup.device
+    size = sum(parameter.numel() for parameter in setup.method.backbone.parameters()) / 1e6
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    labels = (
+        f"{len(source.classes) or _class_count(source.labels)} classes" if source.labels is not None else "no labels"
+    )
+    rule = f" ({recipe.optimizer.lr:g} x {settings.batch_size}/256)" if recipe.optimizer.scale_lr else ""
+    lines = [
+        f"{recipe.method.name} on {source.name}: {len(source):,} images ({labels}), {setup.loader.storage}",
+        f"{recipe.backbone.name}{_stem(setup.method.backbone)}, {size:.2f} M parameters, {recipe.data.image_size} px; "
+        f"{where}, "
+        f"{str(setup.precision).removeprefix('torch.')}, {resolve_execution(execution_of(recipe), device)} steps, "
+        f"{distributed.world_size()} process(es)",
+        f"{settings.epochs} epochs of {setup.plan.steps_per_epoch} steps of {settings.batch_size} images; "
+        f"{recipe.optimizer.name}, learning rate {setup.plan.peak_lr:g}{rule}",
+        *([setup.plan.shortened] if setup.plan.shortened else []),
+        *([coarse] if (coarse := coarse_stem(setup.method.backbone.network, recipe.data.image_size)) else []),
+    ]
+    without = sorted({name for policy in recipe.views for name in left_out(policy, recipe.backbone.channels)})
+    if source.scaling is not None:
+        lines.append(source.scaling.line())
+    if recipe.backbone.channels != 3:
+        lines.append(normalised(recipe.data))
+    if without:
+        lines.append(
+            f"images of {recipe.backbone.channels} channels: {' and '.join(without)} are left out of the views"
+        )
+    return lines
