@@ -17,7 +17,7 @@ from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.sources import open_training
 from tico_ssl.evaluations._context import open_context
 from tico_ssl.evaluations._representation import augmented
-from tico_ssl.features import batches, extraction, subjects
+from tico_ssl.features import batches, extraction, kept, subjects
 from tico_ssl.features.cache import FeatureCache
 from tico_ssl.features.extraction import extract, extract_all, image_batches, squashed
 from tico_ssl.features.subjects import untrained_twin
@@ -131,6 +131,32 @@ def test_every_image_is_decoded_once_for_all_networks_that_see_the_same(photos, 
     small, large = extract_all([network(0), network(0, size=24)], source, CPU)
     assert len(asked) == 300
     assert not torch.equal(small.features, large.features)
+
+
+def test_kept_batches_are_decoded_once_and_give_the_same_bits(photos, small_batches, monkeypatch):
+    monkeypatch.setattr(batches, "CAN_FORK", False)
+    source, asked = counted(open_training(DataConfig(source=str(photos))))
+    fresh = [extract(network(seed), source, CPU) for seed in (0, 1)]
+    monkeypatch.setattr(kept, "room", lambda device: 10**9)
+    asked.clear()
+    images = kept.KeptBatches()
+    again = [extract(network(seed), source, CPU, batches=images) for seed in (0, 1)]
+    assert len(asked) == 150
+    for one, other in zip(fresh, again, strict=True):
+        assert torch.equal(one.features, other.features)
+        assert torch.equal(one.places, other.places)
+    larger = extract(network(0, size=24), source, CPU, batches=images)
+    assert torch.equal(larger.features, extract(network(0, size=24), source, CPU).features)
+
+
+def test_images_are_not_kept_where_memory_is_short(photos, monkeypatch):
+    monkeypatch.setattr(batches, "CAN_FORK", False)
+    source, asked = counted(open_training(DataConfig(source=str(photos))))
+    monkeypatch.setattr(kept, "room", lambda device: 150 * 3 * 16 * 16 * 4 - 1)
+    images = kept.KeptBatches()
+    for _ in range(2):
+        extract(network(), source, CPU, batches=images)
+    assert len(asked) == 300
 
 
 def test_decoding_is_bounded_by_the_ring(photos, small_batches, monkeypatch):

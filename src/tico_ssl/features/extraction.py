@@ -1,7 +1,7 @@
 """Features of frozen backbones: extracted once, used by every protocol that needs no gradient."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -43,6 +43,10 @@ def image_batches(
         yield images.to(dtype).contiguous(memory_format=torch.channels_last), places
 
 
+ImageBatches = Callable[[Source, Backbone, torch.device, bool], Iterator[tuple[Tensor, list[int]]]]
+"""What makes batches of a source's images for a backbone: `image_batches`, or batches that were kept."""
+
+
 def squashed(backbone: Backbone, images: Tensor | Sequence[Tensor]) -> Tensor:
     """Squash resize: the whole image, without regard to its aspect ratio, where objects at the edge matter."""
     heights, widths = sizes_of(images).to(images[0].device).unbind(dim=1)
@@ -64,11 +68,12 @@ def extract(
     whole: bool = False,
     dtype: torch.dtype = torch.float32,
     together: bool = False,
+    batches: ImageBatches = image_batches,
 ) -> Extracted:
     """Features of every image's central crop, or of the whole image (squash resize), in evaluation mode. The
     backbone's mode is restored. With bf16 as `dtype`, matrix products are in bf16; features are float32 in any case.
     `together`: all processes make this call, each for a share of the images, and have all features afterwards."""
-    return extract_all([backbone], source, device, label, whole, dtype, together)[0]
+    return extract_all([backbone], source, device, label, whole, dtype, together, batches)[0]
 
 
 @torch.no_grad()
@@ -80,14 +85,15 @@ def extract_all(
     whole: bool = False,
     dtype: torch.dtype = torch.float32,
     together: bool = False,
+    batches: ImageBatches = image_batches,
 ) -> list[Extracted]:
     """The same for several backbones, in one pass over the images if all see the same pixels."""
-    if len({_input(backbone) for backbone in backbones}) > 1:
-        return [extract(backbone, source, device, label, whole, dtype, together) for backbone in backbones]
+    if len({input_of(backbone) for backbone in backbones}) > 1:
+        return [extract(backbone, source, device, label, whole, dtype, together, batches) for backbone in backbones]
     share, mine = own_share(source) if together else (source, torch.arange(len(source)))
     gathered = [_Rows(backbone) for backbone in backbones]
     places: list[int] = []
-    for features, at in feature_batches(backbones, share, device, label, whole, dtype):
+    for features, at in feature_batches(backbones, share, device, label, whole, dtype, batches):
         for batch, rows in zip(features, gathered, strict=True):
             rows.add(batch)
         places += at
@@ -118,17 +124,18 @@ def feature_batches(
     label: str | None = None,
     whole: bool = False,
     dtype: torch.dtype = torch.float32,
+    batches: ImageBatches = image_batches,
 ) -> Iterator[tuple[list[Tensor], list[int]]]:
     """Features of one batch after the other on the device, under every backbone, and the indices of its images."""
     with _evaluating(backbones, device):
-        made = image_batches(source, backbones[0], device, whole)
+        made = batches(source, backbones[0], device, whole)
         for images, at in track(made, len(source), label, "images", _size):
             with autocast(device, dtype):
                 features = [backbone(images) for backbone in backbones]
             yield [one.to(images.dtype) for one in features], at
 
 
-def _input(backbone: Backbone) -> tuple[object, ...]:
+def input_of(backbone: Backbone) -> tuple[object, ...]:
     """What determines the pixels that a backbone sees."""
     return backbone.config.channels, backbone.image_size, backbone.mean, backbone.std, next(backbone.parameters()).dtype
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tico_ssl.data.source import Source
 from tico_ssl.features.cache import FeatureCache
+from tico_ssl.features.extraction import Extracted
 from tico_ssl.features.lazy import LazyBackbone
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.runtime.errors import UserError
@@ -24,6 +25,16 @@ class Features:
     test: Tensor
     train_labels: Tensor | None = None
     test_labels: Tensor | None = None
+
+    @classmethod
+    def of(cls, train: Source, of_train: Extracted, test: Source, of_test: Extracted) -> "Features":
+        """Extracted features with the labels of the images that could be read."""
+        return cls(
+            of_train.features,
+            of_test.features,
+            None if train.labels is None else train.labels[of_train.places],
+            None if test.labels is None else test.labels[of_test.places],
+        )
 
     def labels(self, wanted_by: str = "this evaluation") -> tuple[Tensor, Tensor]:
         """The class of every training and test image; a UserError where there is none."""
@@ -53,12 +64,4 @@ def frozen_features(
     cache = cache or FeatureCache(None)
     ours = cache.extract_all(backbones, train, device, label and f"training {label}", whole)
     theirs = cache.extract_all(backbones, test, device, label and f"test {label}", whole)
-    return [
-        Features(
-            of_train.features,
-            of_test.features,
-            None if train.labels is None else train.labels[of_train.places],
-            None if test.labels is None else test.labels[of_test.places],
-        )
-        for of_train, of_test in zip(ours, theirs, strict=True)
-    ]
+    return [Features.of(train, of_train, test, of_test) for of_train, of_test in zip(ours, theirs, strict=True)]

@@ -4,7 +4,7 @@ Optionally also a linear probe. It is fitted from scratch each time: a classifie
 always lag behind the features that it evaluates.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -14,8 +14,9 @@ from tico_ssl.config.views import shorter_side
 from tico_ssl.data.source import Source
 from tico_ssl.data.store import open_stored
 from tico_ssl.features import linear
-from tico_ssl.features.cache import FeatureCache
-from tico_ssl.features.frozen import frozen_features
+from tico_ssl.features.extraction import Extracted, extract
+from tico_ssl.features.frozen import Features
+from tico_ssl.features.kept import KeptBatches
 from tico_ssl.features.knn import knn_accuracy
 from tico_ssl.features.settings import KnnConfig, LinearConfig
 from tico_ssl.features.splits import splits
@@ -32,6 +33,7 @@ class OnlineKnn:
     queries: Source
     device: torch.device
     linear_probe: bool = False
+    _kept: tuple[KeptBatches, KeptBatches] = field(default_factory=lambda: (KeptBatches(), KeptBatches()))
 
     @classmethod
     def of(cls, recipe: Recipe, source: Source, device: torch.device) -> "OnlineKnn | None":
@@ -51,13 +53,18 @@ class OnlineKnn:
     def measure(self, backbone: nn.Module) -> dict[str, float]:
         """Accuracy in per cent, for the metrics."""
         assert isinstance(backbone, Backbone)
-        cache = FeatureCache(None, together=True)
-        (features,) = frozen_features([backbone], self.bank, self.queries, self.device, cache, label="kNN features")
+        kept_bank, kept_queries = self._kept
+        of_bank = self._extract(backbone, self.bank, "training kNN features", kept_bank)
+        of_queries = self._extract(backbone, self.queries, "test kNN features", kept_queries)
+        features = Features.of(self.bank, of_bank, self.queries, of_queries)
         numbers = {f"knn_{name}": value for name, value in knn_accuracy(features, KnnConfig()).items()}
         if self.linear_probe:
             found = linear.probe(features, QUICK, self.device)
             numbers |= {f"linear_{name}": found[name] for name in ("top1", "top5")}
         return numbers
+
+    def _extract(self, backbone: Backbone, source: Source, label: str, kept: KeptBatches) -> Extracted:
+        return extract(backbone, source, self.device, label, together=True, batches=kept)
 
 
 def _classified(source: Source) -> bool:
