@@ -11,7 +11,7 @@ import torch
 
 from tico_ssl.cli import main
 from tico_ssl.pipeline import workers
-from tico_ssl.runtime import distributed, peers
+from tico_ssl.runtime import peers, process_group
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.launcher import adopt_srun, first_host, tasks_per_node, timeout_seconds
 from tico_ssl.runtime.peers import Lost, Peers
@@ -147,9 +147,9 @@ def test_words_of_lost_connections_are_known():
         "Timed out waiting 8000ms for recv operation to complete",
         "NCCL error in: ProcessGroupNCCL.cpp:94, remote process exited or there was a network error",
     ]
-    assert all(distributed.LOST_WORDS.search(text) for text in known)
-    assert distributed._line(RuntimeError(known[0])) == "Connection closed by peer [10.0.0.2]:2812"
-    assert not distributed.LOST_WORDS.search("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)")
+    assert all(process_group.LOST_WORDS.search(text) for text in known)
+    assert process_group._line(RuntimeError(known[0])) == "Connection closed by peer [10.0.0.2]:2812"
+    assert not process_group.LOST_WORDS.search("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)")
 
 
 # ---------------------------------------------------------------------------------------------------- signals

@@ -23,6 +23,7 @@ from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import choose_device, tune_process
 from tico_ssl.runtime.files import digest, write_atomically
 from tico_ssl.runtime.locks import alone_in
+from tico_ssl.runtime.process_group import process_group
 from tico_ssl.runtime.progress import say
 
 
@@ -30,7 +31,7 @@ def make(run: str | Path, data: Given | None, folder: Path, config: LinearHead |
     """Make a classifier and write its folder, the classifier last; what was found, in the main process."""
     device = choose_device()
     tune_process(device)
-    with distributed.session(device), _alone(folder):
+    with process_group(device), _alone(folder):
         begun = perf_counter()
         context = replace(open_context(run, data, cache=True), protocol="finetune")
         classes = class_names(context)

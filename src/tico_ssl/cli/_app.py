@@ -62,8 +62,6 @@ SlurmOption = Annotated[
 ]
 RECIPE_WORDS = "[RECIPE] [KEY=VALUE ...]"
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="Images, as for --data.")]
-
-
 SplitOption = Annotated[str, typer.Option(help="Images of one split: train, val or test; by default all.")]
 
 

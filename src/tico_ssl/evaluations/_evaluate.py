@@ -74,14 +74,14 @@ def evaluate_all(
         other.require()
 
     from tico_ssl.evaluations._session import Asked, Session
-    from tico_ssl.runtime import distributed
     from tico_ssl.runtime.device import choose_device, tune_process
+    from tico_ssl.runtime.process_group import process_group
 
     device = choose_device()
     tune_process(device)
     anew = again or not everything or quick
     session = Session(Asked(run, data, given, cache, bf16, everything, anew, quick, against))
-    with distributed.session(device):  # one for all protocols: a process group is initialised once per launch
+    with process_group(device):  # one for all protocols: a process group is initialised once per launch
         results = list(session.results(chosen))
     if not results:
         raise UserError(f"{in_words(data)}: no protocol supports these data")

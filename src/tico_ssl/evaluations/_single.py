@@ -24,10 +24,11 @@ def evaluate_with(
     """Evaluate by one protocol with an open context. Several processes compute one result. `images` is their digest, if
     it is known."""
     from tico_ssl.runtime import distributed
+    from tico_ssl.runtime.process_group import process_group
 
     module = catalogue.load("evaluations", protocol)
     config = validate(module.Config, dict(overrides or {}), f"evaluation {protocol}")
-    with distributed.session(context.device):
+    with process_group(context.device):
         if hasattr(context, "protocol"):
             context.protocol = protocol
         result: Result = replace(module.run(context, config), protocol=protocol, images=images)

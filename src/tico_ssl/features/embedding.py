@@ -30,8 +30,7 @@ def embed(
 
     `run` is a run folder, a backbone file, or a model by name with a file of its `weights`. Features are kept in a
     folder beside `out` until all are there: if this is killed, the same call continues. Under a launcher every process
-    computes a share of them. With `bf16` they are computed
-    in bf16, with `normalise` divided by their length."""
+    computes a share of them. With `bf16` they are computed in bf16, with `normalise` divided by their length."""
     out = Path(out).expanduser()
     require_kind(out, SUFFIXES, "features")
     require_split(split)
@@ -45,13 +44,14 @@ def embed(
     from tico_ssl.features.tables import Table, write_table
     from tico_ssl.runtime import distributed
     from tico_ssl.runtime.device import choose_device, tune_process
+    from tico_ssl.runtime.process_group import process_group
 
     device = choose_device()
     tune_process(device)
     subject = open_model(run, data, weights)
     backbone, dtype = subject.backbone, torch.bfloat16 if bf16 else torch.float32
     album = open_album(subject.data, backbone.config.channels, split)
-    with distributed.session(device):
+    with process_group(device):
         if not distributed.is_main():  # which computes its share, and leaves the writing to the main process
             fill(None, album, backbone, device, dtype, normalise)
             return out

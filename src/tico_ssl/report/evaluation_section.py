@@ -1,6 +1,7 @@
 """The evaluations of a run: the newest result of each protocol, trained beside untrained, with the difference."""
 
 import shlex
+from collections.abc import Callable
 
 from tico_ssl.config import catalogue
 from tico_ssl.report.html import Html, tag
@@ -10,6 +11,7 @@ from tico_ssl.results.intervals import difference_interval, interval
 from tico_ssl.results.metrics import USUAL, Measurement, measurements
 from tico_ssl.results.record import Line, Record, duration
 from tico_ssl.results.table import OWN, Cell
+from tico_ssl.results.verdict import between, signed, unsigned
 
 Rows = list[list[Cell | Html | str]]
 DATA_WORDS = {"source": "data", "train": "training images", "test": "test images"}
@@ -68,7 +70,7 @@ def _numbers(result: Line, found: list[Measurement], columns: list[str]) -> Html
 
 def _value(result: Line, found: Measurement, column: str) -> Noted:
     text = found.text(column)
-    return Noted(text, found.values.get(column), note=between(interval(result, column, found.name), found))
+    return Noted(text, found.values.get(column), note=ends(interval(result, column, found.name), found))
 
 
 def _difference(result: Line, found: Measurement) -> Noted:
@@ -77,13 +79,12 @@ def _difference(result: Line, found: Measurement) -> Noted:
     if gain is None or found.reference is None:
         return Noted("")
     pair = difference_interval(result, found.reference, found.name)
-    return Noted(f"{gain:+z.{found.metric.digits}f}", gain, note=between(pair, found, "+"))
+    return Noted(signed(gain, found.metric.digits), gain, note=ends(pair, found, signed))
 
 
-def between(pair: tuple[float, float] | None, found: Measurement, sign: str = "") -> str:
+def ends(pair: tuple[float, float] | None, found: Measurement, write: Callable[[float, int], str] = unsigned) -> str:
     """The ends of an interval in the digits of its metric; nothing without one."""
-    form = f"{sign}z.{found.metric.digits}f"  # z: no minus before zero
-    return "" if pair is None else f"{pair[0]:{form}} to {pair[1]:{form}}"
+    return "" if pair is None else between(*pair, found.metric.digits, write)
 
 
 def _summary(protocol: str) -> list[Html]:

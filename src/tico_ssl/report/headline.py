@@ -1,7 +1,7 @@
 """What a reader sees first: the number that decides, what it is against, some neighbours, and the facts of the run."""
 
 from tico_ssl.features.picture import Picture
-from tico_ssl.report.evaluation_section import between
+from tico_ssl.report.evaluation_section import ends
 from tico_ssl.report.findings import decided, findings
 from tico_ssl.report.html import Html, tag
 from tico_ssl.report.image_sections import gallery_row
@@ -9,7 +9,7 @@ from tico_ssl.report.names import column_name, data_name, full_name
 from tico_ssl.report.page import command, paragraph
 from tico_ssl.results.intervals import difference_interval, interval
 from tico_ssl.results.record import Line, Record, duration
-from tico_ssl.results.verdict import Verdict
+from tico_ssl.results.verdict import Verdict, signed
 from tico_ssl.runtime.fallbacks import sentence
 
 GLIMPSES = 4  # rows of neighbours
@@ -51,7 +51,7 @@ def _measured(verdict: Verdict, line: Line) -> Html:
     by, images = verdict.by, line.get("data", {}).get("test")
     unit = f"\u00a0{by.metric.unit}" if by.metric.unit else ""
     label = full_name(by) + (f", {images:,} test images" if isinstance(images, int) else "")
-    known = between(interval(line, "trained", by.name), by)
+    known = ends(interval(line, "trained", by.name), by)
     columns = [name for name in dict.fromkeys([verdict.reference, "untrained", *by.values]) if name in by.values]
     return tag(
         "div",
@@ -67,8 +67,8 @@ def _against(verdict: Verdict, line: Line, column: str, unit: str) -> Html:
     """Another column: its value, and how far it is from trained."""
     by, gain = verdict.by, verdict.by.gain_over(column)
     points = " points" if by.metric.unit == "%" else unit
-    note = "" if gain is None else f"{gain:+z.{by.metric.digits}f}{points}"
-    if known := between(difference_interval(line, column, by.name), by, "+"):
+    note = "" if gain is None else f"{signed(gain, by.metric.digits)}{points}"
+    if known := ends(difference_interval(line, column, by.name), by, signed):
         note += f" (95\u00a0% interval {known})"
     return tag("div", tag("dt", column_name(column)), tag("dd", f"{by.text(column)}{unit}", tag("small", note)))
 

@@ -10,7 +10,7 @@ pretraining
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -159,9 +159,14 @@ def signed(value: float, digits: int) -> str:
     return text[1:] if float(text) == 0 else text
 
 
-def between(low: float, high: float, digits: int) -> str:
+def unsigned(value: float, digits: int) -> str:
+    """9.5, -0.3, or 0.0 without a sign."""
+    return f"{value:z.{digits}f}"
+
+
+def between(low: float, high: float, digits: int, write: Callable[[float, int], str] = signed) -> str:
     """An interval in words: +6.3 to +12.7."""
-    return f"{signed(low, digits)} to {signed(high, digits)}"
+    return f"{write(low, digits)} to {write(high, digits)}"
 
 
 def verdict(lines: Iterable[Line], reference: str | None = None) -> Verdict | None:

@@ -3,27 +3,13 @@
 Every function is the identity in a single process, so callers need not distinguish.
 """
 
-import gc
-import re
-import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-
-from tico_ssl.runtime.launcher import launched, timeout_seconds
-from tico_ssl.runtime.peers import Lost, Peers
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
-
-# What gloo, NCCL and torch's store say of a process that has gone.
-LOST_WORDS = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|timed out waiting", re.IGNORECASE)
-GO_ON = "start again, pretraining with --resume, to go on from the last checkpoint"
 
 BUCKET = 2**25  # bytes of gradients in one collective operation, and so of memory for it
 LOSS, GRADIENTS, STATISTICS = "loss and its state", "gradients", "BatchNorm"  # purposes of collective operations
@@ -80,58 +66,6 @@ def world_size() -> int:
 def is_main() -> bool:
     """Whether this process writes files and talks to the user."""
     return rank() == 0
-
-
-@contextmanager
-def session(device: torch.device) -> Iterator[None]:
-    """Within, a process group, if a launcher started several processes: NCCL on GPUs, gloo on CPUs. Whoever waits for
-    the others longer than TICO_TIMEOUT, or loses touch with them, ends with a line that names the missing ones."""
-    if not launched() or dist.is_initialized():
-        yield
-        return
-    from torch.distributed.distributed_c10d import PrefixStore  # torch may be built without them
-    from torch.distributed.rendezvous import rendezvous
-
-    limit = timedelta(seconds=timeout_seconds())
-    try:
-        store, rank, world = next(iter(rendezvous("env://", timeout=limit)))
-    except RuntimeError as error:
-        raise Lost(f"the processes did not meet within {limit.total_seconds():g} s ({_line(error)})") from error
-    store.set_timeout(limit)
-    with Peers(PrefixStore("peers", store.clone()), rank, world) as peers:
-        try:
-            with _group(device, store, rank, world, limit):
-                yield
-        except RuntimeError as error:
-            if not isinstance(error, dist.DistError) and not LOST_WORDS.search(str(error)):
-                raise
-            who, why = f"process {rank} (host {socket.gethostname()})", _line(error)
-            words = f"{who} lost touch with the others: {peers.missed()} ({why})"
-            raise Lost(f"{words}; {GO_ON}") from error
-
-
-@contextmanager
-def _group(device: torch.device, store: "Store", rank: int, world: int, limit: timedelta) -> Iterator[None]:
-    on_gpu = device.type == "cuda"
-    dist.init_process_group(
-        "nccl" if on_gpu else "gloo",
-        store=store,
-        rank=rank,
-        world_size=world,
-        timeout=limit,
-        device_id=device if on_gpu else None,
-    )
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-        gc.collect()  # modules in cycles of references hold the group, whose threads must not outlive Python
-
-
-def _line(error: Exception) -> str:
-    """The first sentence of an error of torch, without the place in its source."""
-    line = next(iter(str(error).splitlines()), type(error).__name__)
-    return re.sub(r"^\[[^\]]*\] *", "", line).partition(". ")[0]
 
 
 def all_mean(tensor: Tensor) -> Tensor:

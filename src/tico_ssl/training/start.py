@@ -45,15 +45,15 @@ def pretrain(
         admit(run.folder, loaded, resume, overwrite)  # again: another command may have ended since
         loaded = as_begun(run, loaded) if resume else loaded
 
-        from tico_ssl.runtime import distributed
         from tico_ssl.runtime.device import choose_device, tune_process
+        from tico_ssl.runtime.process_group import process_group
         from tico_ssl.training.pretrain import train
 
         device = choose_device()
         tune_process(device)
         stopped: NotFinite | None = None
         try:
-            with distributed.session(device), memory_advice(ADVICE):
+            with process_group(device), memory_advice(ADVICE):
                 train(loaded, run, device, overwrite)
         except NotFinite as error:
             stopped = error.with_traceback(None)  # its frames hold the network and the memory of its step
