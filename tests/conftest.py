@@ -7,6 +7,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # small tensors gain nothing from threads, 
 
 import pytest
 import torch
+from hypothesis import settings
 from PIL import Image
 
 if not torch.cuda.is_available():
@@ -14,6 +15,11 @@ if not torch.cuda.is_available():
 
 from tico_ssl import pretrain
 from tiny import TINY
+
+# Where a failure stops others' work, the same inputs every time; elsewhere new ones, which may find something.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 @pytest.fixture(scope="session", autouse=True)

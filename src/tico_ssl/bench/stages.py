@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from tico_ssl.bench.timing import time_calls, time_in_turn
 from tico_ssl.config.recipe import Recipe
 from tico_ssl.config.sections import Execution
+from tico_ssl.config.views import shorter_side
+from tico_ssl.data.bad_files import BadFiles
 from tico_ssl.data.source import Source
 from tico_ssl.methods._base import Batch, StepOutput
 from tico_ssl.optim.groups import build_optimizer
+from tico_ssl.pipeline.gpu_decoding import gpu_decoder
 from tico_ssl.pipeline.loader import Loader, RawBatch
 from tico_ssl.pipeline.streaming import CHUNK
 from tico_ssl.pipeline.workers import AHEAD, default_workers
@@ -46,7 +49,12 @@ class Subject:
         data, settings = recipe.data, recipe.training
         views = Views(recipe.views, data.image_size, data.mean, data.std, precision)
         workers = settings.workers or default_workers()
-        loader = Loader(source, views, settings.batch_size, settings.seed, device, workers, resident=data.on_gpu)
+        bad, decoder = BadFiles(), None
+        if data.decoder == "gpu" and source.images is None:
+            shorter = shorter_side(recipe.views, data.image_size)
+            decoder = gpu_decoder(source, data, recipe.backbone.channels, shorter, device, workers, bad)
+        batch, seed = settings.batch_size, settings.seed
+        loader = Loader(source, views, batch, seed, device, workers, bad, data.on_gpu, decoder=decoder)
         return cls(recipe, device, precision, source, views, loader, next(loader.iterate(0, 1)), workers)
 
     @property

@@ -65,6 +65,10 @@ class DataConfig(Section):
     runs find them (see `tico cache`), or in memory; what does not fit is decoded every time. auto: on disk if there is
     room for all images, else in memory if they take less than half of what is free, else not at all. none: decode them
     in every epoch. Does not affect results."""
+    decoder: Literal["cpu", "gpu"] = "cpu"
+    """gpu: JPEGs are decoded by the GPU (nvJPEG), which leaves the CPU's cores free: for files that are too many to be
+    decoded once, or a machine with few cores. Its pixels differ from the CPU's by a few levels, so a run keeps its
+    decoder. Evaluations decode on the CPU. Needs a CUDA GPU and three channels."""
     on_gpu: bool = True
     """Keep images on the GPU if they take less than two fifths of its free memory."""
     limit: Annotated[int, Field(ge=1)] | None = None

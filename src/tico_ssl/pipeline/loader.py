@@ -19,6 +19,7 @@ from tico_ssl.data.bad_files import BadFiles, readable
 from tico_ssl.data.ragged import Ragged
 from tico_ssl.data.source import Source
 from tico_ssl.data.store import Store
+from tico_ssl.pipeline.gpu_decoding import GpuDecoder
 from tico_ssl.pipeline.streaming import CHUNK, Stream, Task
 from tico_ssl.pipeline.workers import ahead
 from tico_ssl.runtime import distributed
@@ -58,6 +59,7 @@ class Loader:
         bad: BadFiles | None = None,
         resident: bool = True,
         store: Store | None = None,
+        decoder: GpuDecoder | None = None,
     ) -> None:
         world = distributed.world_size()
         if batch_size % world:
@@ -76,9 +78,12 @@ class Loader:
         self.store = store
         self._store = store if resident and crops_ragged(device) else None  # until images are on the GPU
         self._stream: Stream | None = None
+        self._decoder, self._keep = decoder, resident
         self._waited = 0.0
         self.storage = "memory-mapped" if source.mapped else "in memory"
-        if source.images is None:
+        if decoder is not None:
+            self.storage = decoder.name
+        elif source.images is None:
             self._stream = Stream(source, views.crop_bytes, views.bytes_per_image, local, workers, device, self.bad)
             self.storage = self._stream.name
             if store is not None:
@@ -88,6 +93,9 @@ class Loader:
 
     def iterate(self, start: int, stop: int) -> Generator[RawBatch]:
         """The batches of steps `start` to `stop`; files are decoded ahead."""
+        if self._decoder is not None:
+            yield from self._decoded(self._decoder, start, stop)
+            return
         if self._stream is None:
             yield from self._taken(start, stop)
             return
@@ -129,6 +137,23 @@ class Loader:
             assert self._ragged is not None
             index = self.indices(step)
             yield self._cropped(step, index, self._ragged.take(sent(index, self.device)), self._sizes[index])
+
+    def _decoded(self, decoder: GpuDecoder, start: int, stop: int) -> Iterator[RawBatch]:
+        """Decoded by the GPU: all images once, if they fit there, else those of each batch."""
+        if self._keep:
+            with self._waiting():
+                if (all_of_them := decoder.everything(_room(self.device))) is not None:
+                    self._ragged, self._sizes = all_of_them
+            self._keep = False  # one try
+        if self._ragged is not None:
+            yield from self._cut(start, stop)
+            return
+        batches = decoder.batches(self.indices(step).tolist() for step in range(start, stop))
+        with closing(batches):
+            for step in range(start, stop):
+                with self._waiting():
+                    images, sizes = next(batches)
+                yield self._cropped(step, self.indices(step), images, sizes)
 
     def _cropped(self, step: int, index: Tensor, images: Ragged, sizes: Tensor) -> RawBatch:
         decisions = sent(self.views.decide(self._uniforms(step), sizes), self.device)
@@ -213,8 +238,12 @@ def _fits(source: Source, device: torch.device) -> bool:
 
 
 def _has_room(size: int, device: torch.device) -> bool:
+    return size < _room(device)
+
+
+def _room(device: torch.device) -> int:
     free, _ = torch.cuda.mem_get_info(device)
-    return size < RESIDENT_SHARE * free
+    return int(RESIDENT_SHARE * free)
 
 
 def _on_device(source: Source, device: torch.device) -> Tensor:

@@ -21,6 +21,7 @@ from tico_ssl.networks.batch_norm import share_statistics
 from tico_ssl.networks.fused import fuse
 from tico_ssl.networks.recomputing import recompute_blocks
 from tico_ssl.optim.groups import build_optimizer
+from tico_ssl.pipeline.gpu_decoding import gpu_decoder
 from tico_ssl.pipeline.loader import Loader
 from tico_ssl.pipeline.workers import chosen_workers
 from tico_ssl.runtime import distributed, fallbacks
@@ -66,12 +67,16 @@ def prepare(recipe: Recipe, device: torch.device, source: Source | None = None, 
     data = settled(data, source, channels)
     recipe = recipe.model_copy(update={"data": data})
     note = partial(fallbacks.note, "store")
-    store = store_for(source, data, channels, shorter, alone=not distributed.active(), note=note)
+    decoder = gpu_decoder(source, data, channels, shorter, device, workers, bad) if data.decoder == "gpu" else None
+    alone = not distributed.active()
+    store = store_for(source, data, channels, shorter, alone=alone, note=note) if decoder is None else None
     source = source if store is None else store.stored()
     if given is None:
         survey(source, data.most_bad, bad, workers)
     views = build_views(recipe, device)
-    loader = Loader(source, views, settings.batch_size, settings.seed, device, workers, bad, data.on_gpu, store)
+    loader = Loader(
+        source, views, settings.batch_size, settings.seed, device, workers, bad, data.on_gpu, store, decoder
+    )
     learner = build_learner(recipe, device, views, loader.steps_per_epoch, start)
     recipe.method.check_batch(settings.batch_size, settings.batch_size // (distributed.world_size() * settings.parts))
     learner.method.check_data(len(source), source.labels)
