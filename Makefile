@@ -6,9 +6,11 @@
 # make test-distributed   training on two hosts (network namespaces) that die, hang and vanish; needs root and iproute2
 # make test-slurm   jobs of a SLURM cluster of one machine that are warned, pushed aside and cancelled; needs root and
 #             Debian's packages slurmctld, slurmd, slurm-client, munge
+# make dist   build sdist and wheel into dist/; make test-dist installs and runs both outside the repository. Both need the network
 # make audit  look up known vulnerabilities of what is installed; needs the network
-.PHONY: demo test test-faults test-distributed test-slurm lint audit clean
+.PHONY: demo test test-faults test-distributed test-slurm dist test-dist lint audit clean
 PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
 BIN = .venv/bin
 
 demo: .venv/.installed
@@ -28,6 +30,14 @@ test-distributed: .venv/.installed-dev
 test-slurm: .venv/.installed-dev
 	$(BIN)/python -m pytest -s -rs -o faulthandler_timeout=900 tests/slurm/one_machine.py
 
+dist: .venv/.installed-dev
+	$(BIN)/pip install --quiet build
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+
+test-dist: dist
+	$(BIN)/python -m pytest -s -rs tests/dist/clean_install.py
+
 audit: .venv/.installed-dev
 	$(BIN)/pip install --quiet pip-audit
 	$(BIN)/pip-audit --skip-editable
@@ -39,13 +49,13 @@ lint: .venv/.installed-dev
 	$(BIN)/python tests/licences.py
 
 # Stamp files: pip runs again only if pyproject.toml or constraints.txt changed.
-.venv/.installed: pyproject.toml constraints.txt
+.venv/.installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable .
 	touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,parquet,tiff,dicom,onnx,lightning,wandb,mlflow,cloud,slurm]"
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable ".[dev,parquet,tiff,dicom,onnx,lightning,wandb,mlflow,cloud,slurm]"
 	touch $@
 
 clean:

@@ -33,6 +33,7 @@ EXTRAS = {
     "mlflow": Extra(("mlflow",), "training.loggers=[mlflow]"),
     "cloud": Extra(("obstore",), "data in object storage: s3://, gs://, az://, https://"),
     "slurm": Extra(("submitit",), "tico pretrain and study --slurm"),
+    "umap": Extra(("umap",), "maps of the report by UMAP instead of t-SNE"),
     "detection": Extra(("pycocotools",), "tico evaluate RUN detection or segmentation"),
 }
 
