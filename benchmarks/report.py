@@ -1,6 +1,6 @@
 """CPU seconds of the parts of a report; CPU time does not depend on other load on the machine.
 
-    OMP_NUM_THREADS=1 python benchmarks/report.py RUN >> benchmarks/logs/report.jsonl
+    OMP_NUM_THREADS=1 python benchmarks/report.py RUN >> benchmarks/logs/development/report.jsonl
 
 RUN should have 10,000 images in its two splits, and no folder `features`, a cache that would be used.
 """
