@@ -36,7 +36,8 @@ def test_check_says_what_is_there(tico, folder_of_images, tmp_path):
     assert "PNG 12" in text
     (folder_of_images / "cats" / "bad.png").write_text("no image")
     text = tico("data", "check", folder_of_images, "--out", tmp_path / "bad.jsonl", code=1)
-    assert "1 files cannot be read (7.7%)" in text
+    assert "1 file cannot be read (7.7%)" in text
+    assert "next       tico pretrain photos" in text  # training passes over it
     assert '"file": "cats/bad.png"' in (tmp_path / "bad.jsonl").read_text()
 
 

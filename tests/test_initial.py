@@ -117,7 +117,8 @@ def test_public_weights_of_timm_by_name(monkeypatch):
 
     monkeypatch.setattr(timm, "create_model", fail)
     with pytest.raises(
-        UserError, match=r"cannot be had from timm \(no route to host\); without a network, give a file"
+        UserError,
+        match=r"cannot be had from timm \(no route to host\); without a network, give a file of them with init=",
     ):
         initial_weights("timm/test_resnet")
 

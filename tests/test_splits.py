@@ -218,7 +218,9 @@ def test_bad_files_and_unlabelled_splits_keep_the_others_in_place(tmp_path):
         write(root / name, len(name))
     (root / "train" / "a" / "0.png").write_text("no image")
     (root / "val" / "a" / "5.png").write_text("no image")
-    tico("data", "pack", root, tmp_path / "x.tico", "--size", "8")
+    text = tico("data", "pack", root, tmp_path / "x.tico", "--size", "8")
+    for name in ("train/a/0.png", "val/a/5.png"):
+        assert f"left out {name}: " in text
     assert splits(str(tmp_path / "x.tico")) == {"train": "train", "test": "test"}
     train, test = source(tmp_path / "x.tico"), source(tmp_path / "x.tico", "test")
     assert (train.labels.tolist(), train.names(0)) == ([0, 1], "a/1.png")

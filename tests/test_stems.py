@@ -73,9 +73,12 @@ def test_a_file_of_an_earlier_version_keeps_its_stem(tmp_path, image_size):
 def test_a_run_of_an_earlier_version_is_resumed_with_its_stem(tmp_path, tiny, capsys):
     settings = tiny | {"data.limit": 8, "data.image_size": 52, "training.batch_size": 4, "training.epochs": 1}
     run = pretrain("demo", out=tmp_path / "new", overrides=settings)
-    assert "the last maps are 2 pixels wide and high; with backbone.stem=small 7" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "the last maps are 2 pixels wide and high; with backbone.stem=small 7" in said
+    assert "with the standard stem, " in said
     assert not has_small_stem(load_backbone(run.folder).network)
     run = pretrain("demo", out=tmp_path / "run", overrides=settings | {"backbone.stem": "small"})
+    assert "with the stem for small images, " in capsys.readouterr().out
     leave_to_the_rule(run.backbone_file)
     run.recipe_file.write_text(run.recipe_file.read_text().replace("stem: small", "stem: auto"))
     pretrain("demo", out=run.folder, overrides=settings | {"training.epochs": 2}, resume=True)

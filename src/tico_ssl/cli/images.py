@@ -46,11 +46,11 @@ def check(
         say(f"  {name}: {reason}")
     if out is None and len(report.bad) > 20:
         say(f"  ... and {len(report.bad) - 20:,} more: --out bad_files.jsonl writes them all")
-    if report.bad:
-        raise typer.Exit(1)
-    if parts[0].split == "train":
+    if parts[0].split == "train" and len(report.bad) < report.files:
         recipe, *overrides = recommended(len(parts[0].source), report.side, channels)
         say(f"next       {command('pretrain', recipe, '--data', source, *overrides)}")
+    if report.bad:
+        raise typer.Exit(1)
 
 
 @data_app.command(epilog=example("tico data pack photos/ photos.tico --size 256"))

@@ -70,7 +70,8 @@ class CheckReport:
             example = " = ".join(self.duplicates[0][:2])
             yield f"{'duplicates':<11}{extra:,} files are copies of another, such as {example}"
         if self.bad:
-            yield f"{'bad':<11}{len(self.bad):,} files cannot be read ({len(self.bad) / self.files:.1%})"
+            files = "file" if len(self.bad) == 1 else "files"
+            yield f"{'bad':<11}{len(self.bad):,} {files} cannot be read ({len(self.bad) / self.files:.1%})"
 
 
 def contents(parts: Sequence[Part]) -> Iterator[str]:

@@ -35,9 +35,10 @@ def run(context: Context, config: Config) -> Result:
     embedded = embeddings(context, features)
     numbers: dict[str, Numbers] = {}
     spectra = {}
+    short = {(len(values), values.shape[1]) for values in features.values() if len(values) <= values.shape[1]}
+    for images, width in sorted(short):
+        say(f"spectrum: {images:,} images cannot span {width:,} dimensions; give more")
     for name, values in features.items():
-        if len(values) <= values.shape[1]:
-            say(f"spectrum: {len(values):,} images cannot span {values.shape[1]:,} dimensions; give more")
         found = eigenvalues(values)
         numbers[name] = measures(found)
         spectra[name] = thinned(found, config.points)

@@ -62,7 +62,7 @@ def _public(source: str) -> Initial:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(
             f"training.init '{source}': its weights cannot be had from {library} ({reason}); without a network, give a "
-            "file of them instead"
+            "file of them with --init"
         ) from error
 
 

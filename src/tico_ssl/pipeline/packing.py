@@ -67,7 +67,8 @@ def pack(
         places = range(work.done, len(source))
         for result in track(_encoded(source, encode, places, workers), len(places), label):
             work.append(*result)
-        bad = [(os.fsdecode(names[i]), reason) for i, reason in work.bad]
+        folders = [f"{folder}/" for folder, count in (splits or {}).items() for _ in range(count)]
+        bad = [((folders[i] if folders else "") + os.fsdecode(names[i]), reason) for i, reason in work.bad]
         example = f", such as {printable(bad[0][0])} ({bad[0][1]})" if bad else ""
         require(len(bad) < len(source), f"{source.name}: none of {len(source)} images can be packed{example}")
         written = work.finish(source, names, size, "jpeg" if jpeg else "fixed", splits)

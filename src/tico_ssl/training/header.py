@@ -3,7 +3,7 @@
 import torch
 
 from tico_ssl.data.measuring import normalised
-from tico_ssl.networks.backbones import Backbone, coarse_stem, has_small_stem
+from tico_ssl.networks.backbones import Backbone, coarse_stem, has_small_stem, has_stem
 from tico_ssl.runtime import distributed
 from tico_ssl.training.setup import Setup, execution_of
 from tico_ssl.training.step import resolve_execution
@@ -13,7 +13,9 @@ from tico_ssl.views.table import left_out
 def _stem(backbone: Backbone) -> str:
     """Which stem a ResNet has: that for small images keeps their resolution, and costs as much as images four times as
     wide and high."""
-    return " with the stem for small images" if has_small_stem(backbone.network) else ""
+    if not has_stem(backbone.network):
+        return ""
+    return " with the stem for small images" if has_small_stem(backbone.network) else " with the standard stem"
 
 
 def _class_count(labels: torch.Tensor) -> int:

@@ -43,6 +43,7 @@ class Monitor:
         self.metrics, self.spectra = (Journal(file, begin.step) for file in (run.metrics_file, run.spectrum_file))
         self._warned: set[str] = set()
         self._latest: dict[str, Any] = {}
+        self._bad_files = 0
         wanted = dict.fromkeys(loggers) if distributed.is_main() else ()  # each once
         self.loggers = [LOGGERS[name](run, begin.step, self.note) for name in wanted]
 
@@ -115,7 +116,10 @@ class Monitor:
     def epoch_ended(self, step: int, epoch: int, epochs: int, bad_files: int = 0) -> None:
         """One line in the log; on a console without a bar, only some of them."""
         text = f"epoch {epoch}/{epochs}  {_status(self._latest)}"
-        text += f"  {bad_files} bad files left out" if bad_files else ""
+        if bad_files > self._bad_files:  # once, not in every epoch
+            self._bad_files = bad_files
+            files = "file" if bad_files == 1 else "files"
+            self.note(f"{bad_files:,} bad {files} left out so far, listed in {self.run.bad_files_file}")
         note(self.run.folder, text, silent=not self.display.line_due(step))
 
     def _warn_of_collapse(self, values: dict[str, float], method: Method) -> None:
