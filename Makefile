@@ -19,7 +19,7 @@ demo: .venv/.installed
 
 docs: .venv/.installed-docs
 	$(BIN)/typos README.md CHANGELOG.md SECURITY.md benchmarks/README.md docs/*.md docs/*/*.md
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 test: lint
 	$(BIN)/python -m pytest -n auto --dist worksteal
@@ -38,8 +38,8 @@ audit: .venv/.installed-dev
 	$(BIN)/pip-audit --skip-editable
 
 lint: .venv/.installed-dev
-	$(BIN)/ruff check src tests examples benchmarks docs
-	$(BIN)/ruff format --check src tests examples benchmarks docs
+	$(BIN)/ruff check src tests examples benchmarks docs/_build
+	$(BIN)/ruff format --check src tests examples benchmarks docs/_build
 	$(BIN)/mypy
 	$(BIN)/python tests/licences.py
 

@@ -41,7 +41,7 @@ def section(name: str, recipes: list[str]) -> str:
 
 def about(file: Path) -> str:
     """The docstring of a file: its paragraphs, and what is indented as code."""
-    return ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")), clean=False) or "").strip()
 
 
 def settings(name: str) -> str:

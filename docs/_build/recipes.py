@@ -7,13 +7,17 @@ from tables import code, table
 from tico_ssl.config.recipe import load_recipe, packaged_recipes
 from tico_ssl.config.study import load_study, packaged_studies
 
-INTRODUCTION = """# Recipes
+INTRODUCTION = """---
+hide: [toc]
+---
+
+# Recipes
 
 `tico describe NAME` prints a recipe with every field documented; its output is itself a recipe file. Times and accuracies are those that
 the recipe's description states: *published* by others, *here* measured with this package ([reproductions](../reproductions.md) and
 [the paper](../paper.md) have the logs). An empty cell means that nothing is stated, not that nothing is expected.
 """
-HEAD = ["recipe", "method", "backbone", "data", "pixels", "epochs", "batch", "published, %", "here"]
+HEAD = ["recipe", "method", "backbone", "data", "epochs", "batch", "published, %", "here, %", "time here"]
 
 
 def page() -> str:
@@ -23,9 +27,8 @@ def page() -> str:
         (
             f"[{name}](#{anchor(name)})",
             code(recipe.method.name),
-            code(recipe.backbone.name),
+            code(recipe.backbone.name.partition("/")[2]),
             code(recipe.data.source),
-            str(recipe.data.image_size),
             str(recipe.training.epochs),
             f"{recipe.training.batch_size:,}",
             *stated(recipe.description),
@@ -48,12 +51,12 @@ def anchor(name: str) -> str:
     return re.sub(r"[^\w\- ]", "", name)
 
 
-def stated(description: str) -> tuple[str, str]:
-    """The first published accuracy that a description states, and what it says was measured here."""
+def stated(description: str) -> tuple[str, str, str]:
+    """The first published accuracy that a description states, the one measured here, and how long that took."""
     text = " ".join(description.split())
-    published = re.search(r"Published: ([\d.]+) %", text)
-    here = re.search(r"Here: (.*?)\.(?= |$)", text)
-    return published[1] if published else "", here[1] if here else ""
+    published, here = re.search(r"Published: ([\d.]+) %", text), re.search(r"Here: ([\d.]+) %(.*?)(\.(?= |$)|$)", text)
+    time = re.search(r"[\d.]+ (seconds|minutes|hours)( on [^,]*)?", here[2]) if here else None
+    return published[1] if published else "", here[1] if here else "", time[0] if time else ""
 
 
 def studies() -> str:
