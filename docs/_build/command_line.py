@@ -12,8 +12,9 @@ from tico_ssl.cli import app
 INTRODUCTION = """# Command line
 
 `tico VERB --help` prints the same. `KEY=VALUE` words override a setting of a recipe or protocol by its dotted name
-(`tico describe RECIPE` lists them). Exit codes: 0; 1 a study with failed runs, or a machine that is not ready (`tico doctor`); 2 a mistake that
-one line explains; 3 a training that became NaN; 75 another process was lost; 130 and 143 stopped by Ctrl-C and SIGTERM.
+(`tico describe RECIPE` lists them). Exit codes: 0; 1 a study with failed runs, or a machine that is not ready (`tico
+doctor`); 2 a mistake that one line explains; 3 a training that became NaN; 75 another process was lost; 130 and 143
+stopped by Ctrl-C and SIGTERM.
 """
 
 
@@ -36,10 +37,12 @@ def section(name: str, command: Any) -> str:
     given = [one for one in command.params if not getattr(one, "hidden", False) and one.name != "help"]
     words = [one for one in given if one.param_type_name == "argument"]
     options = [one for one in given if one.param_type_name == "option"]
-    usage = " ".join(["tico", name, *(one.metavar or one.name.upper() for one in words), "[OPTIONS]" if options else ""])
-    parts = [f"## tico {name}", f"```text\n{usage.strip()}\n```", " ".join((command.help or "").replace("\b", "").split())]
+    called = {one.metavar or one.name.upper(): one.help or "" for one in words}
+    usage = " ".join(["tico", name, *called, *(["[OPTIONS]"] if options else [])])
+    about = " ".join((command.help or "").replace("\b", "").split())
+    parts = [f"## tico {name}", f"```text\n{usage}\n```", about]
     if words:
-        parts.append(table(["argument", ""], [(code(one.metavar or one.name.upper()), one.help or "") for one in words]))
+        parts.append(table(["argument", ""], [(code(word), text) for word, text in called.items()]))
     if options:
         rows = [(code(spelled(one, command)), default(one), one.help or "") for one in options]
         parts.append(table(["option", "default", ""], rows))

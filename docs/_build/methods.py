@@ -13,9 +13,10 @@ from tico_ssl.config.recipe import load_recipe, packaged_recipes
 
 INTRODUCTION = """# Methods and their settings
 
-From the files in `src/tico_ssl/methods/`: what each says of itself, its settings with their defaults, and the recipes that use it. A
-recipe may set other values than the defaults; `tico describe RECIPE` prints them. [Methods](../methods.md) compares the methods,
-says where they depart from their publications, and explains what they log.
+From the files in `src/tico_ssl/methods/`: what each says of itself, its settings with their defaults, and the recipes
+that use it. A recipe may set other values than the defaults; `tico describe RECIPE` prints them.
+[Methods](../methods.md) compares the methods, says where they depart from their publications, and explains what they
+log.
 """
 
 

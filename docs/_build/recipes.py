@@ -13,16 +13,18 @@ hide: [toc]
 
 # Recipes
 
-`tico describe NAME` prints a recipe with every field documented; its output is itself a recipe file. Times and accuracies are those that
-the recipe's description states: *published* by others, *here* measured with this package ([reproductions](../reproductions.md) and
-[the paper](../paper.md) have the logs). An empty cell means that nothing is stated, not that nothing is expected.
+`tico describe NAME` prints a recipe with every field documented; its output is itself a recipe file. Times and
+accuracies are those that the recipe's description states: *published* by others, *here* measured with this package
+([reproductions](../reproductions.md) and [the paper](../paper.md) have the logs). An empty cell means that nothing is
+stated, not that nothing is expected.
 """
 HEAD = ["recipe", "method", "backbone", "data", "epochs", "batch", "published, %", "here, %", "time here"]
 
 
 def page() -> str:
     """The page in Markdown."""
-    found = {name: load_recipe(name, {} if in_recipe(name) else {"data.source": "--data"}) for name in packaged_recipes()}
+    data = {"data.source": "--data"}
+    found = {name: load_recipe(name, {} if in_recipe(name) else data) for name in packaged_recipes()}
     rows = [
         (
             f"[{name}](#{anchor(name)})",
