@@ -19,7 +19,7 @@ from tico_ssl.networks.backbones import build_backbone
 from tiny import TINY
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OPTIONAL = re.compile(r"\[[A-Za-z- ]+\]|\.\.\.")  # as in `tico report RUN...`, which is no command to type
 
 

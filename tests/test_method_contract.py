@@ -481,9 +481,9 @@ def test_a_queue_tells_its_fill_its_age_and_whether_its_keys_are_alike():
 
 
 def test_the_method_of_the_documentation_is_one_file(tmp_path, monkeypatch):
-    """docs/methods.md shows a whole method: under its dotted name it trains, takes part in a study, is evaluated and
-    reported, and asks the device for nothing."""
-    page = Path(__file__).parents[1] / "docs" / "methods.md"
+    """docs/extending/method.md shows a whole method: under its dotted name it trains, takes part in a study, is
+    evaluated and reported, and asks the device for nothing."""
+    page = Path(__file__).parents[1] / "docs" / "extending" / "method.md"
     code = page.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
     (tmp_path / "my_lab").mkdir()
     (tmp_path / "my_lab" / "alignment.py").write_text(code, encoding="utf-8")

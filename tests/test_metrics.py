@@ -26,7 +26,7 @@ from tico_ssl.results.statistics import Spread, with_deviation
 from tico_ssl.results.verdict import POINTS, verdict, verdict_over_seeds
 from tico_ssl.runtime.errors import UserError
 
-DOCUMENTED = (Path(__file__).parents[1] / "docs" / "evaluations.md").read_text(encoding="utf-8")
+DOCUMENTED = (Path(__file__).parents[1] / "docs" / "extending" / "evaluation.md").read_text(encoding="utf-8")
 PLAIN = '''"""The length of features."""
 from tico_ssl.evaluations import Context, Result, Section
 

@@ -18,7 +18,7 @@ from tico_ssl.runtime.extras import EXTRAS
 from tico_ssl.views.executor import Views, sizes_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
 random = torch.Generator().manual_seed(0)
 
 
