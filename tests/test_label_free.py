@@ -29,6 +29,7 @@ from tico_ssl.evaluations._representation.spectra import (
 from tico_ssl.evaluations._representation.sphere import alignment, uniformity
 from tico_ssl.evaluations.clustering import agreement, cluster
 from tico_ssl.evaluations.neighbour_consistency import consistency
+from tico_ssl.features.evidence import intervals_of
 from tico_ssl.results.collapse import collapse_signs
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.monitor import occupied
@@ -237,6 +238,19 @@ def test_neighbour_consistency_by_hand():
     found = consistency(views, 1)
     assert found["same_image"] == 50  # 100 and 101, 110 and 111; the others meet the other image
     assert found["kept_neighbours_k1"] == 100  # the nearest other image is the same in both views
+
+
+def test_neighbour_consistency_has_an_interval_over_images():
+    near = normal(300, 8)
+    views = {"trained": torch.stack([near, near + 0.2 * normal(300, 8, seed=1)], dim=1)}
+    views["untrained"] = torch.stack([near, near + 1.0 * normal(300, 8, seed=1)], dim=1)
+    numbers = {name: consistency(each, 10) for name, each in views.items()}
+    intervals, differences = intervals_of(numbers)
+    for metric, value in numbers["trained"].items():
+        low, high = intervals["trained"][metric]
+        assert 0 <= low < value < high <= 100
+        low, high = differences["untrained"][metric]
+        assert 0 < low < value - numbers["untrained"][metric] < high
 
 
 # ---------------------------------------------------------------------------------------------------- clustering

@@ -10,6 +10,7 @@ from torch import Tensor
 from tico_ssl.evaluations._context import Context
 from tico_ssl.evaluations._representation.augmented import views_of_images
 from tico_ssl.evaluations._representation.settings import ViewSettings
+from tico_ssl.features.evidence import Scores, means
 from tico_ssl.features.neighbours import nearest
 from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
@@ -29,11 +30,11 @@ def run(context: Context, config: Config) -> Result:
     """Shares in per cent, for every backbone."""
     begun = perf_counter()
     views = views_of_images(context, config, 2)
-    numbers = {name: consistency(values, config.k, context.device) for name, values in views.items()}
+    numbers: dict[str, Numbers] = {name: consistency(values, config.k, context.device) for name, values in views.items()}
     return context.result(config, numbers, perf_counter() - begun)
 
 
-def consistency(views: Tensor, k: int, device: torch.device | None = None) -> Numbers:
+def consistency(views: Tensor, k: int, device: torch.device | None = None) -> Scores:
     """For views (images, 2, width), in per cent: how often the nearest of all other views is of the same image, and the
     overlap of the k nearest images of the first view, among first views, with the second's, among second views."""
     images = len(views)
@@ -43,7 +44,5 @@ def consistency(views: Tensor, k: int, device: torch.device | None = None) -> Nu
     (found,) = nearest(both, both, 1, left_out=itself, device=device).places.cpu().T
     lists = [nearest(view, view, k, left_out=itself[:images], device=device).places.cpu() for view in views.unbind(1)]
     shared = (lists[0].unsqueeze(2) == lists[1].unsqueeze(1)).sum(dim=(1, 2))
-    return {
-        "same_image": 100 * float((found % images == itself % images).double().mean()),
-        f"kept_neighbours_k{k}": 100 * float(shared.double().mean()) / k,
-    }
+    same = (found % images == itself % images).view(2, images)
+    return means({"same_image": same.double().mean(dim=0), f"kept_neighbours_k{k}": shared.double() / k})
