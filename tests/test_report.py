@@ -65,7 +65,8 @@ def test_the_verdict_says_that_pretraining_helped(tmp_path):
     rank = {"protocol": "rankme", "numbers": {"trained": {"rankme": 187.2, "width": 256.0}}}
     run = made_run(tmp_path / "a", results=[knn(84.1, 38.2), rank])
     said = sentences(run)
-    assert "Pretraining helped: knn top1_k20 84.1 % against 38.2 % untrained: +45.9 points (95 % interval" in said
+    helped = "Pretraining helped: kNN accuracy (k = 20) 84.1 % against 38.2 % untrained: +45.9 points (95 % interval"
+    assert helped in said
     assert "No sign of collapse." in said
     assert "Effective rank of the features: 187 of 256." in said
 
@@ -88,7 +89,7 @@ def test_results_of_an_earlier_checkpoint_do_not_count(page_alone, tmp_path):
 def test_a_run_whose_weights_are_gone_keeps_its_latest_results(page_alone, tmp_path):
     run = made_run(tmp_path / "a", results=[knn(20.0, 38.2, checkpoint="another"), knn(84.1, 38.2)])
     run.backbone_file.unlink()
-    assert "Pretraining helped: knn top1_k20 84.1 %" in sentences(run)
+    assert "Pretraining helped: kNN accuracy (k = 20) 84.1 %" in sentences(run)
     page_text = report(run.folder).read_text()
     assert "There is no backbone any more, so no map" in page_text
     assert "There is no backbone to evaluate any more: its weights are gone." in page_text

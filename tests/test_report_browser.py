@@ -68,7 +68,7 @@ class Opened:
     def __init__(self, browser, path, **context) -> None:
         self.trouble: list[str] = []
         self.requests: list[str] = []
-        self.context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | context))
+        self.context = browser.new_context(**({"viewport": {"width": 1280, "height": 800}} | context))
         self.page = self.context.new_page()
         self.page.on("console", lambda said: self.trouble.append(said.text) if said.type == "error" else None)
         self.page.on("pageerror", lambda error: self.trouble.append(str(error)))
@@ -239,10 +239,20 @@ def test_everything_has_a_name_for_those_who_do_not_see_it(pages, opened):
 def test_the_number_and_four_rows_of_neighbours_are_above_the_fold(pages, opened):
     page = opened(pages["one"]).page
     bottom = "element => element.getBoundingClientRect().bottom"
-    assert page.locator(".headline .big").evaluate(bottom) < 900
+    assert page.locator(".headline .big").evaluate(bottom) < 800
     assert page.locator(".glimpse .row").count() == 4
-    assert page.locator(".glimpse .row").last.evaluate(bottom) < 900
+    assert page.locator(".glimpse .row").last.evaluate(bottom) < 800
     assert page.locator(".headline .big").evaluate("element => parseFloat(getComputedStyle(element).fontSize)") >= 40
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (390, 844)])
+def test_names_of_classes_above_the_fold_are_whole(pages, opened, size):
+    page = opened(pages["one"], viewport={"width": size[0], "height": size[1]}).page
+    captions = page.locator(".glimpse figcaption")
+    assert captions.count() == 4
+    assert captions.evaluate_all("all => all.every(one => one.scrollWidth <= one.clientWidth)")
+    lines = "all => all.map(one => one.clientHeight / parseFloat(getComputedStyle(one).lineHeight))"
+    assert max(captions.evaluate_all(lines)) < 1.5
 
 
 def test_pointing_at_a_name_dims_the_other_groups_and_a_click_keeps_it_so(pages, opened):

@@ -24,7 +24,7 @@ from tico_ssl.report.charts import HUES, OTHER, SHOWN_NAMES, Chart, as_plotly, m
 from tico_ssl.report.evaluation_section import evaluations
 from tico_ssl.report.findings import findings
 from tico_ssl.report.html import joined
-from tico_ssl.report.names import full_name, protocol_name
+from tico_ssl.report.names import full_name, protocol_name, within
 from tico_ssl.report.page import page
 from tico_ssl.results.comparison import read_comparison
 from tico_ssl.results.metrics import Metric, Quantity, declared
@@ -118,6 +118,17 @@ def test_settings_in_the_name_of_a_metric_are_said():
         assert full_name(Quantity(protocol, name, Metric("*"))) == words
 
 
+def test_names_inside_a_sentence():
+    names = {
+        "Linear accuracy": "linear accuracy",
+        "Few-shot accuracy, 5 per class": "few-shot accuracy (5 per class)",
+        "kNN accuracy, k = 20": "kNN accuracy (k = 20)",
+        "SVM accuracy": "SVM accuracy",
+        "RankMe effective rank": "RankMe effective rank",
+    }
+    assert {name: within(name) for name in names} == names
+
+
 def test_a_stopped_run_says_where_and_how_to_go_on_with_itself(tmp_path):
     run = made_run(tmp_path / "my run", metrics=[log_line(15, 1.5)], backbone=False)
     with alone_in(run.folder, "in use"):
@@ -204,6 +215,7 @@ def test_labels_of_a_confusion_matrix_have_room(count):
         assert len(axis["tickvals"]) == len(axis["ticktext"]) <= SHOWN_NAMES
         assert set(axis["tickvals"]) <= set(chart.names)
         assert max(map(len, axis["ticktext"])) <= 22
+        assert axis["title"]["standoff"] > 0  # the title is clear of the longest name
         assert (chart.height - 170) / len(axis["tickvals"]) >= 12  # pixels for each, beside the names below
     assert layout["xaxis"]["tickangle"] == -90
 
@@ -258,7 +270,7 @@ def test_runs_are_compared_within_one_data_set_only(tmp_path):
     assert heads[0][:3] == ["run", "kNN accuracy, k = 20", "untrained"]  # which a phone shows without scrolling
     ids = re.findall(r' id="([^"]+)"', re.sub("<script.*?</script>", "", text, flags=re.DOTALL))
     assert len(ids) == len(set(ids))
-    assert "textures: Highest kNN accuracy, k = 20" in text_of(text)
+    assert "textures: Highest kNN accuracy (k = 20)" in text_of(text)
 
 
 def test_published_tables_are_for_those_who_open_them(tmp_path):

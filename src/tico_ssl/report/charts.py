@@ -127,6 +127,8 @@ def as_plotly(chart: Chart) -> dict[str, Any]:
         layout["yaxis"] |= {"constrain": "domain", "constraintoward": "top"}
         layout["xaxis"] |= {"constrain": "domain", "constraintoward": "left", **_class_axis(chart.names)}
         layout["xaxis"] |= {"tickangle": -90}  # side by side they collide
+        for axis in (layout["xaxis"], layout["yaxis"]):
+            axis["title"]["standoff"] = 10  # else a title lies on the longest names
     if chart.kind == "bars":
         layout |= {"bargap": 0.35, "barcornerradius": 3, "margin": {"l": 56, "r": 36, "t": 12, "b": 44}}
         layout["yaxis"] |= {"type": "category", "autorange": "reversed", "ticksuffix": "  "}
@@ -204,9 +206,15 @@ def _points(chart: Chart, series: Series, number: int) -> dict[str, Any]:
         "x": list(series.x),
         "y": list(series.y),
         "customdata": list(series.places or ()),
-        "marker": {"color": colour, "size": 5, "opacity": OPACITY, "symbol": symbol},
+        "marker": {"color": colour, "size": _point_size(chart), "opacity": OPACITY, "symbol": symbol},
         "hoverinfo": "none",
     }
+
+
+def _point_size(chart: Chart) -> int:
+    """Few points are drawn larger, so that their colour is seen."""
+    count = sum(len(series.x) for series in chart.series)
+    return 8 if count <= 2_000 else 6 if count <= 5_000 else 5
 
 
 def _heat(chart: Chart) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import shlex
 from typing import Literal, NamedTuple
 
+from tico_ssl.report.names import full_name, within
 from tico_ssl.results.record import Record, duration
 from tico_ssl.results.verdict import POINTS, Verdict, verdict
 from tico_ssl.runtime.locks import LOCK
@@ -58,7 +59,8 @@ def _ended(record: Record) -> bool:
 
 def _help(record: Record) -> list[Sentence]:
     if (found := decided(record)) is not None:
-        return [Sentence("good" if found.helped else "plain" if found.undecided else "bad", str(found))]
+        said = found.sentence(within(full_name(found.by)))
+        return [Sentence("good" if found.helped else "plain" if found.undecided else "bad", said)]
     if len(curve := record.knn_on_the_way) > 1:
         (first, before), (last, after) = curve[0], curve[-1]
         moved = "rose" if after > before else "fell" if after < before else "stayed"

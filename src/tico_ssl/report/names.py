@@ -97,6 +97,13 @@ def full_name(quantity: Quantity) -> str:
     return f"{protocol_name(quantity.protocol)} {metric_name(quantity)}"
 
 
+def within(name: str) -> str:
+    """A name inside a sentence: linear accuracy, kNN accuracy (k = 20). kNN, SVM and RankMe keep their letters."""
+    name, _, details = name.partition(", ")
+    lowered = name[0].lower() + name[1:] if name.partition(" ")[0][1:].islower() else name
+    return f"{lowered} ({details})" if details else lowered
+
+
 def column_name(representation: str) -> str:
     """Name of a column of results."""
     return COLUMNS.get(representation, representation)

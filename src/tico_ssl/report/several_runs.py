@@ -7,7 +7,7 @@ from typing import Any
 from tico_ssl.report.charts import Chart, Series
 from tico_ssl.report.findings import progress
 from tico_ssl.report.html import Html, joined, tag
-from tico_ssl.report.names import data_name, full_name
+from tico_ssl.report.names import data_name, full_name, within
 from tico_ssl.report.page import Section, bulleted, command, figure, folded, paragraph, table
 from tico_ssl.report.published import PublishedTable, published_sections
 from tico_ssl.report.run_curves import curve, moved
@@ -56,7 +56,7 @@ def _sentences(comparison: Comparison) -> list[str]:
         return found
     best, group = max(ranked, key=lambda pair: sign * pair[0].mean)
     word, unit = "Highest" if sign > 0 else "Lowest", f" {by.metric.unit}".rstrip()
-    found.append(f"{word} {full_name(by)}: {group.name} with {best.text(by.metric.digits)}{unit}.")
+    found.append(f"{word} {within(full_name(by))}: {group.name} with {best.text(by.metric.digits)}{unit}.")
     return found
 
 

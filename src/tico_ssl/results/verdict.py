@@ -88,6 +88,10 @@ class Verdict:
         return self.outcome == "cannot tell"
 
     def __str__(self) -> str:
+        return self.sentence(str(self.by))
+
+    def sentence(self, name: str) -> str:
+        """The verdict in words; `name` is what the deciding metric is called."""
         say: dict[Outcome, str] = {
             "helped": "Pretraining helped",
             "harmed": "Pretraining did not help, it harmed",
@@ -95,7 +99,7 @@ class Verdict:
             "cannot tell": "Cannot tell whether pretraining helped",
         }
         against = f"{self._value('trained')} against {self._value(self.reference)} {_of(self.reference)}"
-        parts = [f"{say[self.outcome]}: {self.by} {against}: {self._difference()}."]
+        parts = [f"{say[self.outcome]}: {name} {against}: {self._difference()}."]
         names = [name for name in self.by.values if name not in ("trained", self.reference)]
         if names:
             parts.append(f"Also: {_listed([self._other(name) for name in names])}.")
