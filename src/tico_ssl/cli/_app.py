@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tico_ssl.cli._completing import one_of
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.wording import command_line
 
@@ -62,7 +63,13 @@ SlurmOption = Annotated[
 ]
 RECIPE_WORDS = "[RECIPE] [KEY=VALUE ...]"
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="Images, as for --data.")]
-SplitOption = Annotated[str, typer.Option(help="Images of one split: train, val or test; by default all.")]
+SplitOption = Annotated[
+    str,
+    typer.Option(
+        help="Images of one split: train, val or test; by default all.",
+        autocompletion=one_of("train", "val", "test", "all"),
+    ),
+]
 
 
 def example(*commands: str) -> str:

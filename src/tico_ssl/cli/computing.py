@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tico_ssl.cli import _completing as completing
 from tico_ssl.cli._app import (
     DATA_FORMS,
     RECIPE_WORDS,
@@ -27,7 +28,11 @@ from tico_ssl.runtime.errors import UserError
 def pretrain(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar=RECIPE_WORDS, help="A packaged recipe or YAML file, by default demo; then overrides."),
+        typer.Argument(
+            metavar=RECIPE_WORDS,
+            help="A packaged recipe or YAML file, by default demo; then overrides.",
+            autocompletion=completing.recipe,
+        ),
     ] = None,
     data: DataOption = None,
     out: Annotated[str | None, typer.Option(help="Run folder; by default runs/ and the recipe's name.")] = None,
@@ -121,6 +126,7 @@ def evaluate(
         typer.Argument(
             metavar="PROTOCOL... [KEY=VALUE ...]",
             help="`tico list evaluations`, or all; then overrides of settings.",
+            autocompletion=completing.protocol,
         ),
     ] = None,
     data: DataOption = None,
@@ -190,7 +196,11 @@ def evaluate(
 def study(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="STUDY [KEY=VALUE ...]", help="`tico list studies`, or a YAML file; then overrides."),
+        typer.Argument(
+            metavar="STUDY [KEY=VALUE ...]",
+            help="`tico list studies`, or a YAML file; then overrides.",
+            autocompletion=completing.study,
+        ),
     ],
     data: DataOption = None,
     out: Annotated[str | None, typer.Option(help="Folder of the study; by default runs/study-STUDY.")] = None,
@@ -240,6 +250,7 @@ def bench(
         typer.Argument(
             metavar=RECIPE_WORDS,
             help="A packaged recipe or YAML file, by default demo, or cifar10/tico on a GPU; then overrides.",
+            autocompletion=completing.recipe,
         ),
     ] = None,
     data: Annotated[

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from tico_ssl.cli import _completing as completing
 from tico_ssl.cli._app import RunArgument, app, example
 
 
@@ -16,19 +17,25 @@ def export(
             metavar="FORMAT",
             help="torchvision, timm, safetensors, onnx, torch-export, huggingface or detectron2 "
             "(`tico list exporting`).",
+            autocompletion=completing.export_format,
         ),
     ],
     out: Annotated[
         str | None, typer.Option(help="File or folder to write; by default backbone with the format's ending.")
     ] = None,
     network: Annotated[
-        str, typer.Option(help="online: the trained network; target: the one that followed it, from the checkpoint.")
+        str,
+        typer.Option(
+            help="online: the trained network; target: the one that followed it, from the checkpoint.",
+            autocompletion=completing.one_of("online", "target"),
+        ),
     ] = "online",
     preprocessing: Annotated[
         str,
         typer.Option(
             help="onnx, torch-export: outside: the file takes normalised images; inside: uint8 pixels; inside-float: "
-            "values from 0 to 1."
+            "values from 0 to 1.",
+            autocompletion=completing.one_of("outside", "inside", "inside-float"),
         ),
     ] = "outside",
 ) -> None:

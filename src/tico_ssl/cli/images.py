@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tico_ssl.cli import _completing as completing
 from tico_ssl.cli._app import SourceArgument, SplitOption, app, changes_of, command, example
 from tico_ssl.runtime.printing import printable
 
@@ -110,7 +111,9 @@ def verify(file: Annotated[str, typer.Argument(metavar="FILE", help="A packed fi
 @data_app.command(epilog=example("tico data preview photos/ --recipe photos --count 6"))
 def preview(
     source: SourceArgument,
-    recipe: Annotated[str, typer.Option(help="Recipe whose views are drawn.")] = "demo",
+    recipe: Annotated[
+        str, typer.Option(help="Recipe whose views are drawn.", autocompletion=completing.recipe)
+    ] = "demo",
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Overrides.")] = None,
     out: Annotated[str, typer.Option(help="PNG file to write.")] = "preview.png",
     count: Annotated[int, typer.Option(help="Number of images.", min=1)] = 12,

@@ -4,8 +4,11 @@ from typing import Annotated
 
 import typer
 
+from tico_ssl.cli import _completing as completing
 from tico_ssl.cli._app import DataOption, app, changes_of, example
 from tico_ssl.runtime.printing import printable_lines
+
+LISTS = ("recipes", "studies", "methods", "views", "data", "backbones", "evaluations", "exporting")
 
 
 @app.command(epilog=example("tico report runs/mine"))
@@ -34,7 +37,13 @@ def compare(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN...", help="Run folders or study folders; others are passed over.")
     ],
-    format: Annotated[str | None, typer.Option(help="markdown, csv or latex; by default a terminal table.")] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="markdown, csv or latex; by default a terminal table.",
+            autocompletion=completing.one_of("markdown", "csv", "latex"),
+        ),
+    ] = None,
     out: Annotated[str | None, typer.Option(help="File to write: .md, .csv or .tex; by default the terminal.")] = None,
     every: Annotated[
         bool, typer.Option("--all", help="All metrics of every protocol; by default the first of each.")
@@ -59,7 +68,9 @@ def list_(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="WHAT", help="recipes, studies, methods, views, data, backbones, evaluations, exporting."
+            metavar="WHAT",
+            help="recipes, studies, methods, views, data, backbones, evaluations, exporting.",
+            autocompletion=completing.one_of(*LISTS),
         ),
     ] = "all",
     search: Annotated[str, typer.Argument(metavar="TEXT", help="Only names that contain this; by default all.")] = "",
@@ -72,7 +83,14 @@ def list_(
 
 @app.command(epilog=example("tico describe cifar10/tico method=simclr"))
 def describe(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe or study, or a YAML file.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            help="A packaged recipe or study, or a YAML file.",
+            autocompletion=completing.recipe_or_study,
+        ),
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Overrides.")] = None,
 ) -> None:
     """Print a recipe or a study, every field with its meaning. The output is itself a recipe."""

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from tico_ssl.cli import _completing as completing
 from tico_ssl.cli._app import RECIPE_WORDS, app, example, split_words
 from tico_ssl.runtime.errors import UserError
 
@@ -16,7 +17,11 @@ IMAGES = {"imagenet": 1_281_167, "cifar10": 50_000, "cifar100": 50_000, "stl10":
 def plan(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar=RECIPE_WORDS, help="A packaged recipe or YAML file; then overrides."),
+        typer.Argument(
+            metavar=RECIPE_WORDS,
+            help="A packaged recipe or YAML file; then overrides.",
+            autocompletion=completing.recipe,
+        ),
     ] = None,
     gpus: Annotated[int, typer.Option(help="GPUs in a node.", min=1, max=1024)] = 8,
     nodes: Annotated[int, typer.Option(help="Nodes.", min=1, max=1024)] = 1,
