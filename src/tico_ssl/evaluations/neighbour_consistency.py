@@ -30,7 +30,9 @@ def run(context: Context, config: Config) -> Result:
     """Shares in per cent, for every backbone."""
     begun = perf_counter()
     views = views_of_images(context, config, 2)
-    numbers: dict[str, Numbers] = {name: consistency(values, config.k, context.device) for name, values in views.items()}
+    numbers: dict[str, Numbers] = {
+        name: consistency(values, config.k, context.device) for name, values in views.items()
+    }
     return context.result(config, numbers, perf_counter() - begun)
 
 
