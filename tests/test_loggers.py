@@ -197,6 +197,7 @@ def test_events_that_fail_leave_no_hook_behind(tmp_path, monkeypatch, capsys):
     events.add({"step": 2, "loss": 1.0})
     events.close("failed")
     assert threading.excepthook is hook
+    assert not [thread for thread in threading.enumerate() if type(thread).__module__.startswith("tensorboard.")]
     assert capsys.readouterr().out.count("TensorBoard's events end here") == 1
 
 

@@ -1,6 +1,7 @@
 """TensorBoard's events of a training, as long as they can be written."""
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,11 @@ class Events(Logger):
             self._writer.add_image(name, np.asarray(opened.convert("RGB")), self.start, dataformats="HWC")
 
     def close(self, ending: Ending) -> None:
-        """Also after a failure, threads have the hook of before."""
+        """Also after a failure, TensorBoard's thread ends, and threads have the hook of before."""
         super().close(ending)
         if hasattr(self, "_hook"):
+            with suppress(Exception):  # what failed before fails again
+                self._writer.close()
             threading.excepthook = self._hook
 
     def _close(self, ending: Ending) -> None:
