@@ -2,7 +2,7 @@
 steps. With the defaults it is TiCo; `spread=hinge lengths=free centred=true partner=online` is VICReg. A method out of
 the package, used by its import path (one process):
 
-    tico study benchmarks/studies/tico-to-vicreg.yaml --data cifar10.npz
+    python -m tico_ssl study benchmarks/studies/tico-to-vicreg.yaml --data cifar10.npz
 """
 
 from typing import Annotated, Literal
