@@ -2,7 +2,7 @@
 which of them its accuracy depends on. A method out of the package, used by its import path:
 
     python -m tico_ssl pretrain cifar10/simsiam-lightly --data cifar10.npz method.name=benchmarks.lightly_simsiam \
-        method.default_init=true method.stem_relu=false method.last_affine=true
+        method.default_init=true method.stem_relu=false
 """
 
 from torch import nn
@@ -21,8 +21,6 @@ class Config(simsiam.Config):
     """Convolutions start from PyTorch's default (uniform, variance 1 / (3 fan-in)) instead of torchvision's."""
     stem_relu: bool = True
     """A ReLU follows the first BatchNorm."""
-    last_affine: bool = False
-    """The projector's last BatchNorm has weights and biases."""
 
 
 def build(config: Config, backbone: Backbone) -> SimSiam:
@@ -33,7 +31,4 @@ def build(config: Config, backbone: Backbone) -> SimSiam:
                 module.reset_parameters()
     if not config.stem_relu:
         backbone.network.relu = nn.Identity()
-    method = SimSiam(backbone, config=config)
-    if config.last_affine:
-        method.projector[-1] = nn.BatchNorm1d(config.dim)
-    return method
+    return SimSiam(backbone, config=config)

@@ -146,10 +146,18 @@ def shortcut(channels: int, out: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(channels, out, 1), nn.BatchNorm2d(out))
 
 
+def without_relu(network: nn.Module) -> nn.Module:
+    """After the stem there is none, and in a block neither."""
+    network.relu = network.layer2[0].relu = nn.Identity()
+    network.maxpool = nn.Identity()
+    return network
+
+
 @pytest.mark.parametrize(
     "build",
     [
         lambda: ResNet(BasicBlock, [1, 1, 1, 1]),
+        lambda: without_relu(NarrowResNet((1, 1, 1, 1), 16, 3)),
         lambda: NarrowResNet((1, 2, 1, 1), 16, 3),
         lambda: weight_standardisation.apply(NarrowResNet((1, 1, 1, 1), 8, 3)),
         lambda: nn.Sequential(nn.Conv2d(3, 16, 3), Bottleneck(16, 8, downsample=shortcut(16, 32)), Bottleneck(32, 8)),
@@ -178,6 +186,29 @@ def test_a_whole_network_computes_the_same(build, monkeypatch):
         torch.testing.assert_close(mine.double(), theirs.double(), rtol=1e-4, atol=1e-4)
     ours.eval(), plain.eval()
     assert (ours(images) - plain(images)).norm() < 2e-3 * plain(images).norm()
+
+
+class OwnBlock(BasicBlock):
+    """A block of somebody's own."""
+
+
+@pytest.mark.parametrize("part", ["stem", "block", "class"])
+def test_what_the_kernels_do_not_compute_stays_as_it_is(part):
+    torch.manual_seed(0)
+    network = NarrowResNet((1, 1, 1, 1), 8, 3)
+    if part == "class":
+        network.layer2[0].__class__ = OwnBlock
+    else:
+        (network if part == "stem" else network.layer2[0]).relu = nn.GELU()
+    network = network.to(DEVICE, memory_format=torch.channels_last)
+    ours = fused.fuse(copy.deepcopy(network))
+    assert type(ours) is NarrowResNet
+    assert type(ours.layer2[0]) is (
+        BasicBlock if part == "block" else fused.FusedBasicBlock if part == "stem" else OwnBlock
+    )
+    assert type(ours.layer1[0]) is fused.FusedBasicBlock
+    images = activation(3, 4, 3, 24, 24)
+    assert relative(ours(images), network.double()(images.double())) < 1e-4
 
 
 @pytest.mark.parametrize("size", [32, 40])

@@ -303,6 +303,19 @@ def test_simsiams_network_learns_through_the_predictor_alone():
     assert method.predictor[-1].weight.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("affine", [False, True])
+def test_simsiams_embeddings_have_unit_variance_unless_the_network_may_weigh_their_dimensions(affine):
+    method = small("simsiam", last_affine=affine)
+    z = method.embed_views(batch_of().images(2))[0]
+    torch.testing.assert_close(z.var(dim=0, unbiased=False), torch.ones(8), atol=1e-2, rtol=0)
+    weight = method.projector[-1].weight
+    assert (weight is not None) == affine
+    if affine:
+        torch.nn.init.constant_(weight, 3.0)
+        z = method.embed_views(batch_of().images(2))[0]
+        torch.testing.assert_close(z.var(dim=0, unbiased=False), torch.full((8,), 9.0), atol=0.1, rtol=0)
+
+
 def kinds(module: nn.Module) -> list[str]:
     return [type(layer).__name__ for layer in module]
 

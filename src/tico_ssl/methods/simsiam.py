@@ -47,6 +47,8 @@ class Config(MethodConfig):
     """Number of the projector's hidden layers."""
     dim: Annotated[int, Field(ge=2)] = 2048
     """Dimensions of the embedding."""
+    last_affine: bool = False
+    """Weights and biases in the projector's last BatchNorm; the authors' code has none."""
     predictor_hidden: Annotated[int, Field(ge=1)] = 512
     """Width of the predictor's hidden layer (bottleneck)."""
     fix_predictor_rate: bool = False
@@ -61,7 +63,7 @@ class SimSiam(Siamese):
     def __init__(self, backbone: nn.Module, width: int | None = None, config: Config | None = None) -> None:
         config = config or Config()
         widths = width_of(backbone, width), *[config.hidden] * config.hidden_layers, config.dim
-        super().__init__(backbone, head(*widths, last_norm=True, last_affine=False))
+        super().__init__(backbone, head(*widths, last_norm=True, last_affine=config.last_affine))
         self.config = config
         self.predictor = head(config.dim, config.predictor_hidden, config.dim, last_bias=True)
 

@@ -39,11 +39,28 @@ JOINED_PIXELS = 2**22  # of all views together, above which one view fills a GPU
 
 
 def fuse(model: nn.Module) -> nn.Module:
-    """Fuse the blocks of torchvision's and this package's ResNets in place."""
-    for module in model.modules():
-        if type(module) in FUSED and fused_kernels is not None:
+    """Fuse the blocks of torchvision's and this package's ResNets in place. What has another activation than ReLU, or
+    none, computes as it did."""
+    if fused_kernels is not None:
+        for module in [module for module in model.modules() if _fusible(module)]:
             module.__class__ = FUSED[type(module)]
     return model
+
+
+def _fusible(module: nn.Module) -> bool:
+    """Whether the fused form computes the same. A network hands its blocks two tensors, which only fused ones take."""
+    if type(module) not in FUSED:
+        return False
+    if isinstance(module, ResNet | NarrowResNet):
+        stages = (module.layer1, module.layer2, module.layer3, module.layer4)
+        blocks = [block for stage in stages for block in stage.children()]
+        if not all(isinstance(block, BasicBlock | Bottleneck) and _fusible(block) for block in blocks):
+            return False
+    return not hasattr(module, "relu") or type(module.relu) in (nn.ReLU, nn.Identity)
+
+
+def _has_relu(module: ResNet | NarrowResNet | BasicBlock | Bottleneck) -> bool:
+    return isinstance(module.relu, nn.ReLU)
 
 
 def norm_act(norm: nn.Module, x: Tensor, residual: Tensor | None = None, relu: bool = True, views: int = 1) -> Tensor:
@@ -97,9 +114,10 @@ def _block(block: BasicBlock | Bottleneck, x: Tensor | Twice, *layers: tuple[nn.
     are one tensor each."""
     out, other, views = x if isinstance(x, Twice) else Twice(x, x)
     *before, (last, norm) = layers
+    relu = _has_relu(block)
     for convolution, norm_before in before:
-        out = norm_act(norm_before, convolution(out), views=views)
-    result = norm_act_twice(norm, last(out), _shortcut(block, other, views), views=views)
+        out = norm_act(norm_before, convolution(out), relu=relu, views=views)
+    result = norm_act_twice(norm, last(out), _shortcut(block, other, views), relu, views)
     return result if isinstance(x, Twice) else result.one
 
 
@@ -142,7 +160,8 @@ def _folded(x: Tensor) -> Tensor:
 
 def _pooled(network: ResNet | NarrowResNet, images: Tensor, views: int = 1) -> Tensor:
     """The pooled features of images, of which `views` equal parts have their own BatchNorm statistics."""
-    x = norm_act_twice(network.bn1, stem_convolution(network.conv1, images), views=views)
+    stem = stem_convolution(network.conv1, images)
+    x = norm_act_twice(network.bn1, stem, relu=_has_relu(network), views=views)
     if not isinstance(network.maxpool, nn.Identity):
         pooled = max_pool(network.maxpool, x.one)
         x = Twice(pooled, pooled, views)
