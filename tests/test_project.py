@@ -35,6 +35,8 @@ def test_issue_forms_ask_for_something():
         if path.name != "config.yml":
             assert {"name", "description", "body"} <= form.keys(), path.name
             assert len({part["id"] for part in form["body"]}) == len(form["body"])
+            attributes = [part["attributes"] for part in form["body"]]  # an unquoted comma would begin another one
+            assert all(one.keys() <= {"label", "description", "placeholder", "render", "value"} for one in attributes)
 
 
 def test_the_extra_all_has_all_of_them():
