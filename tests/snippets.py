@@ -8,17 +8,21 @@ them that make them small (`small`); Python runs as written but for a few replac
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import typer
 
 from stand_ins import TINY_RESNET, TINY_VIT, lay_out, prepared_study
 from test_detection import SMALL as SMALL_DETECTOR
+from tico_ssl import pretrain
 from tico_ssl.cli import app
 from tico_ssl.cli._app import split_words
 from tico_ssl.config.recipe import load_recipe, packaged_recipes
+from tico_ssl.training.stop import NotFinite
 from tico_ssl.studies import timing, worker
 
 ROOT = Path(__file__).parents[1]
@@ -30,7 +34,7 @@ OURS = re.compile(r"(?:^| )(?:tico|-m tico_ssl) ")
 
 @dataclass(frozen=True)
 class Snippet:
-    """A command, or a block of Python, of a page."""
+    """A command, a block of Python, or the YAML of a study, of a page."""
 
     page: str
     line: int
@@ -40,6 +44,8 @@ class Snippet:
     @property
     def words(self) -> list[str]:
         """The words after `tico`, however it is started; none of other programs."""
+        if self.kind != "command":
+            return []
         ours = OURS.search(self.text)
         return shlex.split(self.text[ours.end() :].removesuffix(" &"), comments=True) if ours else []
 
@@ -62,6 +68,8 @@ def _found(text: str) -> Iterator[tuple[int, str, str]]:
     for line, language, block in _blocks(text.splitlines()):
         if language == "python":
             yield line, "python", "\n".join(block) + "\n"
+        elif language == "yaml":
+            yield line, "study", "\n".join(block) + "\n"
         elif language in ("", "sh"):
             for offset, command in _commands(block):
                 if language == "sh" or (PROGRAMS.match(command) and not SYNOPSIS.search(command)):
@@ -165,18 +173,18 @@ def _smaller_pretraining(words: list[str]) -> list[str]:
 
 def _smaller_evaluation(words: list[str]) -> list[str]:
     named = [name for name in SMALL_PROTOCOLS if name in words or ("all" in words and name not in FOR_OTHER_DATA)]
-    words = [re.sub(r"^torchvision/\w+", TINY_RESNET, re.sub(r"^timm/vit\w+", TINY_VIT, word)) for word in words]
+    words = [re.sub(r"^torchvision/resnet(50|18(?==))", TINY_RESNET, re.sub(r"^timm/vit\w+", TINY_VIT, word)) for word in words]
     return words + [f"{name}.{change}" for name in named for change in SMALL_PROTOCOLS[name]]
 
 
 FOR_OTHER_DATA = ("detection", "segmentation", "places205", "inaturalist2018")
+OF_LIBRARIES = ("torchvision", "timm", "huggingface", "detectron2")  # formats of networks that those have
 SHRINKING = {
     "pretrain": _smaller_pretraining,
     "evaluate": _smaller_evaluation,
     "bench": lambda words: [*_smaller_recipe(words), "--seconds", "0.01"],
     "predict": lambda words: [*words, "--overwrite"],
     "finetune": lambda words: [*words, "--overwrite", *(["epochs=1"] if "head=whole" in words else [])],
-    "study": lambda words: [*words, "--dry-run"],
 }
 
 # ---------------------------------------------------------------------------------------------------- carrying out
@@ -195,32 +203,53 @@ class Desk:
         self,
         folder: Path,
         page: Path,
-        run: Path,
+        run: Path | None = None,
         names: Mapping[str, object] = {},
         replaced: Mapping[str, str] = {},
+        small_study: Sequence[str] = ("--dry-run",),
     ) -> None:
         self.folder, self.page, self.run = folder, page, run
-        self.names, self.replaced = dict(names), replaced
+        self.small_study = small_study
+        self.names, self.replaced = {"__name__": "documented", **names}, replaced
         self.snippets = snippets_of(page)
         lay_out(folder, page.read_text(encoding="utf-8"))
+        for snippet in self.snippets:
+            if snippet.kind == "study":  # whose first line is a comment, the name of its file
+                (folder / snippet.text.split()[1]).write_text(self._replaced(snippet.text), encoding="utf-8")
 
     def carry_out(self, snippet: Snippet) -> None:
         """One snippet; the current folder is the desk's."""
         try:
             self._lend_runs(snippet)
             if snippet.kind == "python":
-                exec(compile(self._small_python(snippet.text), str(snippet), "exec"), self.names)
+                exec(compile(self._replaced(snippet.text), str(snippet), "exec"), self.names)
+            elif snippet.kind == "study":
+                tico("study", snippet.text.split()[1], "--dry-run")
             else:
-                tico(*small(self._expanded(snippet)))
+                self._command(list(self._expanded(snippet)))
         except (Exception, SystemExit) as error:
             raise AssertionError(f"{snippet}\n{type(error).__name__}: {error}") from error
 
-    def _small_python(self, text: str) -> str:
+    def _command(self, words: list[str]) -> None:
+        if words[0] == "replay":
+            with in_place_of(Path(words[1]), diverged_run):
+                tico(*words)
+        elif words[0] == "export" and words[2] in OF_LIBRARIES:
+            with in_place_of(Path(words[1]), run_of_a_library):
+                tico(*words)
+        elif words[0] == "study":
+            tico(*words, *(self.small_study if "--dry-run" not in words else []))
+        else:
+            if "--resume" in words:  # begins it, for fewer epochs if the page says how many
+                tico(*small([word for word in words if word != "--resume" and not word.startswith("training.epochs=")]))
+            tico(*small(words))
+
+    def _replaced(self, text: str) -> str:
         for old, new in self.replaced.items():
             text = text.replace(old, new)
         return text
 
-    def _expanded(self, snippet: Snippet) -> list[str]:
+    def _expanded(self, snippet: Snippet) -> Iterator[str]:
         """Words as a shell passes them on: patterns without quotes become the files that there are."""
         for word in snippet.words:
             if "*" in word and f" {word}" in snippet.text:
@@ -234,8 +263,31 @@ class Desk:
         for name in re.findall(r"(?<![\w/])runs/[\w-]+", snippet.text):
             if name.startswith("runs/study-"):
                 prepared_study(self.folder / name)
-            elif name not in made and not (self.folder / name).exists():
+            elif self.run and name not in made and not (self.folder / name).exists():
                 shutil.copytree(self.run, self.folder / name)
+
+
+@contextmanager
+def in_place_of(run: Path, make: Callable[[Path], None]) -> Iterator[None]:
+    """Another run, for a moment, where the page's run is."""
+    aside = run.rename(run.with_name("aside"))
+    make(run)
+    yield
+    shutil.rmtree(run)
+    aside.rename(run)
+
+
+def diverged_run(folder: Path) -> None:
+    """A run whose training became NaN."""
+    hot = {"optimizer.name": "adamw", "optimizer.lr": 1e9, "optimizer.scale_lr": False, "training.epochs": 2}
+    with pytest.raises(NotFinite):
+        pretrain("demo", out=folder, overrides=small_changes("demo") | hot | {"training.log_every_steps": 50})
+
+
+def run_of_a_library(folder: Path) -> None:
+    """A run whose network torchvision has, too."""
+    changes = {"backbone.name": "torchvision/resnet18", "data.image_size": 64, "data.limit": 8, "training.batch_size": 4}
+    pretrain("demo", out=folder, overrides=small_changes("demo") | changes)
 
 
 def in_this_process(works, width, share_of, label) -> dict[str, str]:
