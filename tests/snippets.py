@@ -261,9 +261,11 @@ class Desk:
         """A run that the page has not made is a copy of one that was made before."""
         made = re.findall(r"--out (runs/[\w-]+)", snippet.text) + re.findall(r'out="(runs/[\w-]+)', snippet.text)
         for name in re.findall(r"(?<![\w/])runs/[\w-]+", snippet.text):
+            if self.run is None or name in made or (self.folder / name).exists():
+                continue
             if name.startswith("runs/study-"):
                 prepared_study(self.folder / name)
-            elif self.run and name not in made and not (self.folder / name).exists():
+            else:
                 shutil.copytree(self.run, self.folder / name)
 
 
