@@ -22,8 +22,8 @@ from tico_ssl import pretrain
 from tico_ssl.cli import app
 from tico_ssl.cli._app import split_words
 from tico_ssl.config.recipe import load_recipe, packaged_recipes
-from tico_ssl.training.stop import NotFinite
 from tico_ssl.studies import timing, worker
+from tico_ssl.training.stop import NotFinite
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -124,8 +124,9 @@ SMALL = {
     "training.knn_every_epochs": 0,
 }
 HEADS = {"hidden": 16, "dim": 8}  # of the methods that have them
-DETECTOR = SMALL_DETECTOR | {"iterations": 1, "warmup_iterations": 0, "sizes": [32], "test_size": 32, "longest": 48}
-DETECTOR |= {"batch_size": 2, "width": 8, "proposals": 8, "regions": 8, "precise_norm": 1, "drawn": 1}
+_detector = SMALL_DETECTOR | {"iterations": 1, "warmup_iterations": 0, "sizes": [32], "test_size": 32, "longest": 48}
+_detector |= {"batch_size": 2, "width": 8, "proposals": 8, "regions": 8, "precise_norm": 1, "drawn": 1}
+DETECTOR = [f"{key}={value}" for key, value in _detector.items()]
 SMALL_PROTOCOLS = {
     "fine-tune": ["epochs=1", "least_steps=1"],
     "linear-augmented": ["epochs=1", "least_steps=1"],
@@ -135,7 +136,8 @@ SMALL_PROTOCOLS = {
     "few-shot": ["draws=2"],
     "clustering": ["restarts=1"],
     "svm": ["costs=[1.0]"],
-    **dict.fromkeys(["detection", "segmentation"], [*(f"{key}={value}" for key, value in DETECTOR.items())]),
+    "detection": DETECTOR,
+    "segmentation": DETECTOR,
 }
 
 
@@ -163,8 +165,8 @@ def _smaller_recipe(words: list[str]) -> list[str]:
     changes = split_words([word for word in names if "=" in word])[1]
     settings = small_changes(recipe, changes)
     settings |= {"training.init": "public.pth"} if recipe == "photos-continue" and "--init" not in words else {}
-    settings = {key: value for key, value in settings.items() if key not in [keys[o] for o in given.keys() & set(words)]}
-    return words + [f"{key}={value}" for key, value in settings.items()]
+    decided = [keys[option] for option in given.keys() & set(words)]
+    return words + [f"{key}={value}" for key, value in settings.items() if key not in decided]
 
 
 def _smaller_pretraining(words: list[str]) -> list[str]:
@@ -173,7 +175,8 @@ def _smaller_pretraining(words: list[str]) -> list[str]:
 
 def _smaller_evaluation(words: list[str]) -> list[str]:
     named = [name for name in SMALL_PROTOCOLS if name in words or ("all" in words and name not in FOR_OTHER_DATA)]
-    words = [re.sub(r"^torchvision/resnet(50|18(?==))", TINY_RESNET, re.sub(r"^timm/vit\w+", TINY_VIT, word)) for word in words]
+    words = [re.sub(r"^torchvision/resnet(50|18(?==))", TINY_RESNET, word) for word in words]
+    words = [re.sub(r"^timm/vit\w+", TINY_VIT, word) for word in words]
     return words + [f"{name}.{change}" for name in named for change in SMALL_PROTOCOLS[name]]
 
 
@@ -288,8 +291,8 @@ def diverged_run(folder: Path) -> None:
 
 def run_of_a_library(folder: Path) -> None:
     """A run whose network torchvision has, too."""
-    changes = {"backbone.name": "torchvision/resnet18", "data.image_size": 64, "data.limit": 8, "training.batch_size": 4}
-    pretrain("demo", out=folder, overrides=small_changes("demo") | changes)
+    changes = {"backbone.name": "torchvision/resnet18", "data.image_size": 64, "data.limit": 8}
+    pretrain("demo", out=folder, overrides=small_changes("demo") | changes | {"training.batch_size": 4})
 
 
 def in_this_process(works, width, share_of, label) -> dict[str, str]:
