@@ -28,7 +28,7 @@ from tico_ssl.training.stop import NotFinite
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROGRAMS = re.compile(r"(tico|torchrun|pip|make|git|python|CUDA_VISIBLE_DEVICES=\S+|\.venv/bin/\S+) ")
-SYNOPSIS = re.compile(r"\[[A-Za-z- ]+\]|\.\.\.")  # as in `tico report RUN...`, which is no command to type
+SYNOPSIS = re.compile(r"^[^#]*( \[[A-Za-z- ]+\]|\.\.\.)")  # as in `tico report RUN...`, which is no command to type
 OURS = re.compile(r"(?:^| )(?:tico|-m tico_ssl) ")
 
 
@@ -182,7 +182,14 @@ def _smaller_evaluation(words: list[str]) -> list[str]:
 
 FOR_OTHER_DATA = ("detection", "segmentation", "places205", "inaturalist2018")
 OF_LIBRARIES = ("torchvision", "timm", "huggingface", "detectron2")  # formats of networks that those have
+
+
+def _smaller_subset(words: list[str]) -> list[str]:
+    return [str(min(int(word), 20)) if before == "--subset" else word for before, word in zip(["", *words], words)]
+
+
 SHRINKING = {
+    "curate": _smaller_subset,
     "pretrain": _smaller_pretraining,
     "evaluate": _smaller_evaluation,
     "bench": lambda words: [*_smaller_recipe(words), "--seconds", "0.01"],
@@ -216,6 +223,11 @@ class Desk:
         self.names, self.replaced = {"__name__": "documented", **names}, replaced
         self.snippets = snippets_of(page)
         lay_out(folder, page.read_text(encoding="utf-8"))
+        module = re.search(r"`(my_lab/\w+\.py)`", page.read_text(encoding="utf-8"))
+        if module:  # the first Python of such a page
+            (folder / "my_lab").mkdir()
+            code = next(snippet.text for snippet in self.snippets if snippet.kind == "python")
+            (folder / module[1]).write_text(code, encoding="utf-8")
         for snippet in self.snippets:
             if snippet.kind == "study":  # whose first line is a comment, the name of its file
                 (folder / snippet.text.split()[1]).write_text(self._replaced(snippet.text), encoding="utf-8")

@@ -1,6 +1,8 @@
 """What the documents show can be done: every command is understood, recipes and settings in them exist, and every
 command, all Python and every study run at small size, but for those that are listed with the reason."""
 
+import sys
+
 import click
 import pytest
 import torch
@@ -117,7 +119,9 @@ def trained(tmp_path_factory):
     return pretrain("photos", str(folder / "labelled"), folder / "run", overrides=small_changes("photos")).folder
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of other libraries
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
+)  # of other libraries
 @pytest.mark.parametrize("page", [page for page in SNIPPETS if SNIPPETS[page] and page not in RUN_ELSEWHERE])
 def test_a_page_runs(page, trained, tmp_path, monkeypatch):
     """Every snippet, in order."""
@@ -127,6 +131,10 @@ def test_a_page_runs(page, trained, tmp_path, monkeypatch):
     small_studies(monkeypatch)
     names, replaced = names_left_to_the_reader(page), REPLACED.get(page, {})
     desk = Desk(tmp_path, ROOT / page, trained, names, replaced)
-    for snippet in desk.snippets:
-        if reason(snippet) is None:
-            desk.carry_out(snippet)
+    try:
+        for snippet in desk.snippets:
+            if reason(snippet) is None:
+                desk.carry_out(snippet)
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
+            del sys.modules[name]
