@@ -5,6 +5,7 @@ there (`stand_ins`), and so do the runs that it speaks of but does not make. Com
 them that make them small (`small`); Python runs as written but for a few replaced words (`Desk.replaced`).
 """
 
+import importlib
 import re
 import shlex
 import shutil
@@ -228,6 +229,7 @@ class Desk:
             (folder / "my_lab").mkdir()
             code = next(snippet.text for snippet in self.snippets if snippet.kind == "python")
             (folder / module[1]).write_text(code, encoding="utf-8")
+            importlib.invalidate_caches()
         for snippet in self.snippets:
             if snippet.kind == "study":  # whose first line is a comment, the name of its file
                 (folder / snippet.text.split()[1]).write_text(self._replaced(snippet.text), encoding="utf-8")
