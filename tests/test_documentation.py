@@ -28,6 +28,7 @@ NOT_RUN = {  # what a snippet contains, and why it is not run; commands of tico 
     "make demo": "installs from the network; what it runs then is on the page, too",
     "make test": "runs these tests",
     "--slurm": "submits to a cluster (test_slurm.py)",
+    "training.sharded=true": "needs several processes (test_collectives.py)",
     "--find-batch": "needs the memory of a GPU",
     "--init timm/resnet50.a1_in1k": "downloads weights (test_initial.py)",
     "loggers=[tensorboard,wandb]": "needs an account (test_loggers.py logs offline)",
