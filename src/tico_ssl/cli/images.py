@@ -35,7 +35,7 @@ def check(
     from tico_ssl.runtime.json_lines import write_json_lines
     from tico_ssl.runtime.progress import say
 
-    report = examine(together(parts), channels, workers, label="checking")
+    report = examine(together(parts), workers, label="checking")
     for line in (*report.lines(), *contents(parts)):
         say(line)
     if out is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from tico_ssl.data.bad_files import in_order
-from tico_ssl.data.decoding import BadImage, decode, read_file
+from tico_ssl.data.decoding import BadImage, read_file
 from tico_ssl.data.source import Source
 from tico_ssl.data.splits import Part
 from tico_ssl.runtime.printing import printable
@@ -108,10 +108,10 @@ def recommended(images: int, side: float, channels: int = 3) -> list[str]:
     return words
 
 
-def check(source: Source, channels: int = 3, workers: int = 4, label: str | None = None) -> CheckReport:
+def check(source: Source, workers: int = 4, label: str | None = None) -> CheckReport:
     """Read and decode every image of a source, with several threads."""
     with ThreadPoolExecutor(workers) as pool:
-        results = in_order(pool, lambda place: examine(source, place, channels), range(len(source)), 8 * workers)
+        results = in_order(pool, lambda place: examine(source, place), range(len(source)), 8 * workers)
         examined = list(track(results, len(source), label))
     good = [file for file in examined if file.reason is None]
     groups: defaultdict[bytes, list[str]] = defaultdict(list)
@@ -130,19 +130,15 @@ def check(source: Source, channels: int = 3, workers: int = 4, label: str | None
     )
 
 
-def examine(source: Source, place: int, channels: int) -> Examined:
+def examine(source: Source, place: int) -> Examined:
     """Examine one image: its file if it has one, else its pixels."""
     name = printable(source.names(place))
     content = b""
     try:
-        if source.files is None:
-            pixels = source.fetch(place)
-            content = pixels.numpy().tobytes()
-            kind, mode = "packed", f"{len(pixels)} channels"
-        else:
-            content = read_file(source.files(place), name)
-            pixels = decode(content, channels, name)
-            kind, mode = _header(content)
+        content = b"" if source.files is None else read_file(source.files(place), name)
+        pixels = source.fetch(place)  # as the source decodes, whose format may be the user's own
+        kind, mode = _header(content) if content else ("packed", f"{len(pixels)} channels")
+        content = content or pixels.numpy().tobytes()
     except BadImage as bad:
         return Examined(name, b"", len(content), 0, 0, "", "", bad.reason)
     digest = hashlib.blake2b(content, digest_size=16).digest()
