@@ -8,6 +8,7 @@ import typer
 from tico_ssl.cli import _completing as completing
 from tico_ssl.cli._app import SourceArgument, SplitOption, app, changes_of, command, example
 from tico_ssl.runtime.printing import printable
+from tico_ssl.runtime.wording import counted
 
 if TYPE_CHECKING:
     from tico_ssl.data.splits import Part
@@ -76,7 +77,7 @@ def pack(
     report = pack_splits(parts, Path(out).expanduser(), size, jpeg, workers=workers, label="packing")
     for line in contents(parts):
         say(line)
-    say(f"wrote {out}: {report.images:,} images, {report.bytes / 2**20:,.1f} MiB, {report.seconds:,.0f} s")
+    say(f"wrote {out}: {counted(report.images, 'image')}, {report.bytes / 2**20:,.1f} MiB, {report.seconds:,.0f} s")
     for name, reason in report.bad[:20]:
         say(f"  left out {printable(name)}: {reason}")
     recipe, *overrides = recommended(len(parts[0].source), size, channels)
@@ -105,7 +106,7 @@ def verify(file: Annotated[str, typer.Argument(metavar="FILE", help="A packed fi
     from tico_ssl.runtime.progress import say
 
     images, size = verify_packed(Path(file).expanduser(), label="verifying")
-    say(f"{file}: {images:,} images, {size:,} bytes, all checksums are correct")
+    say(f"{file}: {counted(images, 'image')}, {size:,} bytes, all checksums are correct")
 
 
 @data_app.command(epilog=example("tico data preview photos/ --recipe photos --count 6"))

@@ -20,6 +20,7 @@ from tico_ssl.config.sections import IMAGENET_MEAN, BackboneConfig, DataConfig, 
 from tico_ssl.config.views import ViewPolicy, named_policy
 from tico_ssl.config.yaml_text import MOST_BYTES, parse_yaml
 from tico_ssl.runtime.errors import UserError, suggestion
+from tico_ssl.runtime.wording import counted
 
 Tell = Callable[[str], object]  # receives notes for the user
 
@@ -47,7 +48,7 @@ class Recipe(Section):
     def _parts(self) -> "Recipe":
         batch, parts = self.training.batch_size, self.training.parts
         if batch % parts:
-            raise ValueError(f"training.parts {parts} does not divide {batch} images")
+            raise ValueError(f"training.parts {parts} does not divide {counted(batch, 'image')}")
         if batch == parts:
             raise ValueError(f"training.parts {parts} leaves 1 image per part, BatchNorm needs 2: at most {batch // 2}")
         return self

@@ -26,6 +26,7 @@ from tico_ssl.data.source import Source
 from tico_ssl.data.splits import Part, together
 from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.progress import track
+from tico_ssl.runtime.wording import counted
 from tico_ssl.views import operations
 
 Encoded = tuple[int, bytes, str]  # channels, content, and the error if there is no content
@@ -70,7 +71,9 @@ def pack(
         folders = [f"{folder}/" for folder, count in (splits or {}).items() for _ in range(count)]
         bad = [((folders[i] if folders else "") + os.fsdecode(names[i]), reason) for i, reason in work.bad]
         example = f", such as {printable(bad[0][0])} ({bad[0][1]})" if bad else ""
-        require(len(bad) < len(source), f"{source.name}: none of {len(source)} images can be packed{example}")
+        require(
+            len(bad) < len(source), f"{source.name}: none of {counted(len(source), 'image')} can be packed{example}"
+        )
         written = work.finish(source, names, size, "jpeg" if jpeg else "fixed", splits)
     return PackReport(len(source) - len(bad), bad, written, time.monotonic() - started, places.start)
 

@@ -13,6 +13,7 @@ from tico_ssl.results.metrics import WAYS, Measurement, Quantity, measurements
 from tico_ssl.results.record import Line, Result, duration
 from tico_ssl.results.verdict import gain_interval, signed, verdict
 from tico_ssl.runtime.progress import console
+from tico_ssl.runtime.wording import counted
 
 OWN = ("trained", "initial", "untrained", "pixels")  # columns of every run, in order; other models come after them
 FRAME = 3  # characters around a cell: a rule and two spaces
@@ -96,7 +97,7 @@ def _legend(shown: Sequence[Quantity], with_intervals: bool) -> list[str]:
 
 def _title(result: Result) -> str:
     data = result.data
-    images = f"{data['train']:,} training and {data['test']:,} test images ({data['split']})"
+    images = f"{data['train']:,} training and {counted(data['test'], 'test image')} ({data['split']})"
     return f"{data['source']}: {'a quick look at ' if data.get('quick') else ''}{images}"
 
 
