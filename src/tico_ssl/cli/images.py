@@ -70,9 +70,11 @@ def pack(
     """Pack images into one memory-mapped file for --data, with their splits. Resumes after an interruption."""
     parts = _opened(source, split, channels, size)
 
+    from tico_ssl.config.recipe import load_recipe
     from tico_ssl.data.checking import contents, recommended
     from tico_ssl.pipeline.packing import pack_splits
     from tico_ssl.runtime.progress import say
+    from tico_ssl.views.centre import smaller_than_needed
 
     report = pack_splits(parts, Path(out).expanduser(), size, jpeg, workers=workers, label="packing")
     for line in contents(parts):
@@ -80,7 +82,13 @@ def pack(
     say(f"wrote {out}: {counted(report.images, 'image')}, {report.bytes / 2**20:,.1f} MiB, {report.seconds:,.0f} s")
     for name, reason in report.bad[:20]:
         say(f"  left out {printable(name)}: {reason}")
-    recipe, *overrides = recommended(len(parts[0].source), size, channels)
+    enough = report.sides.original
+    recipe, *overrides = recommended(len(parts[0].source), min(size, enough or size), channels)
+    side = load_recipe(recipe, changes_of(overrides)).data.image_size
+    if (smaller := smaller_than_needed(report.sides, side)) is not None:
+        say(f"warning: {out} is {smaller}")
+    elif not jpeg and 0 < enough < size:
+        say(f"warning: images of {enough} pixels were enlarged: --size {enough} holds as much in less space")
     say(f"next       {command('pretrain', recipe, '--data', out, *overrides)}")
 
 

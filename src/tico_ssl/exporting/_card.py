@@ -87,7 +87,7 @@ def _own(numbers: dict[str, Numbers]) -> dict[str, Numbers]:
 
 def _rows(result: Line) -> list[list[str]]:
     data, settings = result.get("data", {}), result.get("settings", {})
-    images = f"{data.get('train', '?')} training, {data.get('test', '?')} test images"
+    images = f"{data.get('train', '?')} training, {counted(data.get('test', '?'), 'test image')}"
     where = f"{_data_name(data.get('source', '?'))}: {images}"
     written = ", ".join(f"{key} {value}" for key, value in settings.items())
     return [

@@ -1,6 +1,5 @@
 """Features of frozen backbones: extracted once, used by every protocol that needs no gradient."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -16,8 +15,7 @@ from tico_ssl.runtime.device import autocast
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import track
 from tico_ssl.runtime.wording import counted
-from tico_ssl.views import operations
-from tico_ssl.views.centre import KEPT
+from tico_ssl.views import centre, operations
 from tico_ssl.views.executor import sizes_of
 
 WAITING = 32  # batches whose features stay on the device: copying them waits for all that is queued there
@@ -58,7 +56,7 @@ def squashed(backbone: Backbone, images: Tensor | Sequence[Tensor]) -> Tensor:
 
 def needed_side(backbone: Backbone) -> int:
     """Shorter side, in pixels, at which an image's central crop has the resolution of the network's input."""
-    return math.ceil(backbone.image_size / KEPT)
+    return centre.needed_side(backbone.image_size)
 
 
 def extract(

@@ -53,4 +53,4 @@ def _difference(by: Quantity, best: Contender, second: Contender) -> tuple[float
     if not by.metric.share or None in sizes or not all(0 <= share <= 1 for share in shares):
         return difference, None, ""
     low, high = unpaired_interval(shares[0], sizes[0] or 1, shares[1], sizes[1] or 1)
-    return difference, (100 * low, 100 * high), counted(sizes[0], "test image")
+    return difference, (100 * low, 100 * high), counted(sizes[0] or 1, "test image")

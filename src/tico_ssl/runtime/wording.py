@@ -42,7 +42,7 @@ def counted(number: int | str, noun: str) -> str:
 
 
 def _plural(noun: str) -> str:
-    """By the rules of English spelling; no noun in a message is an exception to them."""
-    if noun.endswith(("s", "x", "ch", "sh")):
+    """By the rules of English spelling; an epoch ends in a k, unlike a batch."""
+    if noun.endswith(("s", "x", "sh", "tch")):
         return f"{noun}es"
     return f"{noun[:-1]}ies" if re.search("[^aeiou]y$", noun) else f"{noun}s"
