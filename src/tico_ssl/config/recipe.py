@@ -26,6 +26,7 @@ Tell = Callable[[str], object]  # receives notes for the user
 
 YAML = (".yaml", ".yml")
 METHOD = "tico"  # default
+SHORT = {"method": "method.name", "data": "data.source", "backbone": "backbone.name", "optimizer": "optimizer.name"}
 
 
 def _nobody(line: str) -> None:
@@ -178,8 +179,8 @@ def yaml_text(name: str, kind: str, folder: str, packaged: list[str]) -> tuple[s
 
 
 def _full_key(key: str, value: Any) -> str:
-    """`method=simclr` is short for `method.name=simclr`."""
-    return "method.name" if key == "method" and isinstance(value, str) else key
+    """`method=simclr` is short for `method.name=simclr`, `data=photos/` for `data.source=photos/`."""
+    return SHORT.get(key, key) if isinstance(value, str) else key
 
 
 def _with_method(values: dict[str, Any], name: Any, notes: list[str]) -> dict[str, Any]:

@@ -50,6 +50,9 @@ def _one_line(kind: type[Section], error: ValidationError) -> str:
     key = ".".join(path)
     if first["type"] == "extra_forbidden":
         text = f"unknown key '{key}'{suggestion(path[-1], _fields_at(kind, path[:-1]))}"
+    elif first["type"] == "model_type":
+        fields = ", ".join(_fields_at(kind, path))
+        text = f"'{key}' is a section, of which settings are given one by one, as {key}.KEY=VALUE; keys: {fields}"
     elif first["type"] == "missing":
         text = f"'{key}' is missing"
     elif first["type"] == "literal_error":

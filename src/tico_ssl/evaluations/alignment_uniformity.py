@@ -10,9 +10,10 @@ from tico_ssl.evaluations._context import Context
 from tico_ssl.evaluations._representation.augmented import views_of_images
 from tico_ssl.evaluations._representation.projectors import embeddings
 from tico_ssl.evaluations._representation.settings import ViewSettings
-from tico_ssl.evaluations._representation.sphere import alignment, uniformity
+from tico_ssl.evaluations._representation.sphere import distances, uniformity
+from tico_ssl.features.evidence import Scores, mean_of
 from tico_ssl.results.metrics import Metric
-from tico_ssl.results.record import Numbers, Result
+from tico_ssl.results.record import Result
 
 COST = "head"
 METRICS = (
@@ -33,14 +34,15 @@ def run(context: Context, config: Config) -> Result:
     begun = perf_counter()
     views = views_of_images(context, config, 2)
     embedded = embeddings(context, views)
-    numbers: dict[str, Numbers] = {}
+    numbers: dict[str, Scores] = {}
     for name, values in views.items():
         numbers[name] = _both(values, config.t)
         if name in embedded:
-            numbers[name] |= {f"embedding_{metric}": v for metric, v in _both(embedded[name], config.t).items()}
+            numbers[name] |= _both(embedded[name], config.t).renamed("embedding_{}".format)
     return context.result(config, numbers, perf_counter() - begun)
 
 
-def _both(views: Tensor, t: float) -> Numbers:
-    """Uniformity is computed on the first views."""
-    return {"alignment": alignment(views[:, 0], views[:, 1]), "uniformity": uniformity(views[:, 0], t)}
+def _both(views: Tensor, t: float) -> Scores:
+    """Uniformity is computed on the first views. It is no mean over images but the logarithm of one over pairs, and has
+    no interval."""
+    return mean_of("alignment", distances(views[:, 0], views[:, 1])) | {"uniformity": uniformity(views[:, 0], t)}
