@@ -310,7 +310,8 @@ def test_an_interval_of_clusters_holds_what_other_images_would_give():
 
 def test_alignment_has_an_interval_over_images():
     views = torch.stack([near := normal(300, 8), near + 0.3 * normal(300, 8, seed=1)], dim=1)
-    found = alignment_uniformity._both(views, 2.0).renamed("embedding_{}".format)
+    found = alignment_uniformity._both(views, 2.0)
+    found |= found.renamed("embedding_{}".format)
     low, high = found.evidence["embedding_alignment"].interval()
     assert found["embedding_alignment"] == pytest.approx(alignment(views[:, 0], views[:, 1]))
     assert low < found["embedding_alignment"] < high

@@ -96,7 +96,7 @@ def test_a_noun_agrees_with_its_number(number, noun, words):
     assert counted(number, noun) == words
 
 
-COUNTED = "image|epoch|step|file|process|class|run|seed|thread|core|tensor|link|group|folder|GPU|node|minute"
+COUNTED = "image|photo|epoch|step|file|process|class|run|seed|thread|core|tensor|link|group|folder|GPU|node|minute"
 NUMBER_AND_PLURAL = re.compile(rf"{{([^{{}}]+)}} ((?:(?:training|test|other) )?(?:{COUNTED})(?:es|s))\b(?!/)")
 # Of a matrix, a warm-up that is too long for one, and what is no number.
 NO_ONE = {"len(self.names)", "asked:g", "resolve_execution(execution_of(recipe), device)"}

@@ -1,5 +1,6 @@
 """Verbs of images: data check, pack, verify, preview."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,10 @@ from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.wording import counted
 
 if TYPE_CHECKING:
+    from tico_ssl.data.checking import CheckReport
     from tico_ssl.data.splits import Part
+
+FEWEST = 2  # images in a batch: BatchNorm needs a variance
 
 data_app = typer.Typer(help="Preview, check and pack images; verify a packed file.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -31,7 +35,7 @@ def check(
     parts = _opened(source, split, channels)
 
     from tico_ssl.data.checking import check as examine
-    from tico_ssl.data.checking import contents, recommended
+    from tico_ssl.data.checking import contents
     from tico_ssl.data.splits import together
     from tico_ssl.runtime.json_lines import write_json_lines
     from tico_ssl.runtime.progress import say
@@ -48,11 +52,26 @@ def check(
         say(f"  {name}: {reason}")
     if out is None and len(report.bad) > 20:
         say(f"  ... and {len(report.bad) - 20:,} more: --out bad_files.jsonl writes them all")
-    if parts[0].split == "train" and len(report.bad) < report.files:
-        recipe, *overrides = recommended(len(parts[0].source), report.side, channels)
-        say(f"next       {command('pretrain', recipe, '--data', source, *overrides)}")
+    if parts[0].split == "train":
+        say(f"next       {_training(source, len(parts[0].source), report, channels)}")
     if report.bad:
         raise typer.Exit(1)
+
+
+def _training(source: str, images: int, report: "CheckReport", channels: int) -> str:
+    """The command that trains on so many of the images, which come first in the report, as they are: without the bad
+    ones, however many these are."""
+    from tico_ssl.config.sections import DataConfig
+    from tico_ssl.data.checking import recommended
+    from tico_ssl.runtime.wording import counted
+
+    bad = sum(place < images for place in report.bad_places)
+    if (good := images - bad) < FEWEST:
+        return f"more images: {counted(good, 'image')} to train on, and a batch has at least {FEWEST}"
+    recipe, *overrides = recommended(good, report.side, channels)
+    if bad > DataConfig().most_bad * images:
+        overrides.append(f"data.most_bad={math.ceil(100 * bad / images) / 100}")
+    return command("pretrain", recipe, "--data", source, *overrides)
 
 
 @data_app.command(epilog=example("tico data pack photos/ photos.tico --size 256"))

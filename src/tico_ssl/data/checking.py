@@ -49,6 +49,7 @@ class CheckReport:
     formats: Counter[str]
     modes: Counter[str]
     bad: list[tuple[str, str]]
+    bad_places: list[int]
     duplicates: list[list[str]]
 
     @property
@@ -126,6 +127,7 @@ def check(source: Source, channels: int = 3, workers: int = 4, label: str | None
         Counter(file.kind for file in good),
         Counter(file.mode for file in good),
         [(file.name, file.reason) for file in examined if file.reason is not None],
+        [place for place, file in enumerate(examined) if file.reason is not None],
         [names for names in groups.values() if len(names) > 1],
     )
 

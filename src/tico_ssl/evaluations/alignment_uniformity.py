@@ -13,7 +13,7 @@ from tico_ssl.evaluations._representation.settings import ViewSettings
 from tico_ssl.evaluations._representation.sphere import distances, uniformity
 from tico_ssl.features.evidence import Scores, mean_of
 from tico_ssl.results.metrics import Metric
-from tico_ssl.results.record import Result
+from tico_ssl.results.record import Numbers, Result
 
 COST = "head"
 METRICS = (
@@ -34,11 +34,12 @@ def run(context: Context, config: Config) -> Result:
     begun = perf_counter()
     views = views_of_images(context, config, 2)
     embedded = embeddings(context, views)
-    numbers: dict[str, Scores] = {}
+    numbers: dict[str, Numbers] = {}
     for name, values in views.items():
-        numbers[name] = _both(values, config.t)
+        found = _both(values, config.t)
         if name in embedded:
-            numbers[name] |= _both(embedded[name], config.t).renamed("embedding_{}".format)
+            found |= _both(embedded[name], config.t).renamed("embedding_{}".format)
+        numbers[name] = found
     return context.result(config, numbers, perf_counter() - begun)
 
 

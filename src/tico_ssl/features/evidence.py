@@ -132,6 +132,9 @@ class Scores(dict[str, float]):
     def __or__(self, other: Mapping[str, float]) -> "Scores":  # type: ignore[override]
         return Scores({**self, **other}, self.evidence | evidence_of(other))
 
+    def __ior__(self, other: Mapping[str, float]) -> "Scores":  # type: ignore[override]
+        return self | other  # a dict's own would lose the evidence
+
     def renamed(self, name: Callable[[str], str]) -> "Scores":
         """The same under other names."""
         return Scores(

@@ -57,10 +57,10 @@ class Curation:
 
     def lines(self) -> list[str]:
         """The findings in words."""
+        alike = f"{self.copies:,} in {counted(len(self.groups), 'group')}" if self.groups else "none"
         found = [
             f"images     {self.images:,} of {self.data}",
-            f"duplicates {self.copies:,} in {counted(len(self.groups), 'group')}, by a cosine of "
-            f"{self.threshold.cosine:.6f}",
+            f"duplicates {alike}, by a cosine of {self.threshold.cosine:.6f}",
         ]
         if self.across_splits:
             groups = counted(self.across_splits, "group")
@@ -68,7 +68,7 @@ class Curation:
         if self.across_classes:
             groups = counted(self.across_classes, "group")
             found.append(f"           in more than one class: {groups}, so labels may be wrong")
-        found.append(f"outliers   {self.unusual:,}, the first {self.outliers[0].path}")
+        found.append(f"outliers   {self.unusual or 'none'}, the most unusual image {self.outliers[0].path}")
         if self.subset is not None:
             far = self.subset[-1].score
             found.append(f"subset     {len(self.subset):,}; the last was {far:.4f} (1 - cosine) from those before it")

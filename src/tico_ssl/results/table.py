@@ -161,7 +161,7 @@ def _print_part(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collec
 def markdown_lines(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int]) -> list[str]:
     """A table in Markdown with aligned columns; those in `left` are aligned left."""
     cells = [[text.replace("|", "\\|").replace("\n", " ") for text in row] for row in (head, *rows)]
-    widths = [max(map(len, column)) for column in zip(*cells)]
+    widths = [max(2, *map(len, column)) for column in zip(*cells)]  # a rule with a colon has a hyphen too
     rule = ["-" * width if i in left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
     padded = [
         [text.ljust(width) if i in left else text.rjust(width) for i, (text, width) in enumerate(zip(row, widths))]
