@@ -15,6 +15,7 @@ from sklearn.cluster import MiniBatchKMeans
 from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 from sklearn.neighbors import NearestNeighbors
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from tico_ssl.data.given import Given
@@ -179,9 +180,10 @@ def project(features: np.ndarray) -> tuple[np.ndarray, str]:
             return umap.UMAP(random_state=0).fit_transform(reduced), f"by UMAP of {dimensions} principal components"
     marks = np.arange(min(count, LANDMARKS)) * count // min(count, LANDMARKS)
     perplexity = min(30.0, (len(marks) - 1) / 3)
-    embedded = TSNE(2, perplexity=perplexity, max_iter=500, init="pca", angle=ANGLE, random_state=0).fit_transform(
-        reduced[marks]
-    )
+    tsne = TSNE(2, perplexity=perplexity, max_iter=500, init="pca", angle=ANGLE, random_state=0)
+    # Its threads wait for each other: with one for every core, up to three times as long where others use these too.
+    with threadpool_limits(max(1, torch.get_num_threads() // 2), "openmp"):
+        embedded = tsne.fit_transform(reduced[marks])
     how = f"by t-SNE of {dimensions} principal components"
     if len(marks) == count:
         return embedded, how

@@ -24,6 +24,7 @@ from tico_ssl.data.decoding import BadImage, open_file, picture_size
 from tico_ssl.data.formats.packed import MAGIC, PAGE, PLAIN, PREAMBLE, SPLIT, SUFFIX, first_page, refusing, require
 from tico_ssl.data.source import Reduced, Source
 from tico_ssl.data.splits import Part, together
+from tico_ssl.runtime.device import one_thread
 from tico_ssl.runtime.locks import locked
 from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.progress import track
@@ -115,14 +116,8 @@ def _encoded(source: Source, encode: Callable[[Tensor], bytes], at: Iterable[int
         except (BadImage, OSError) as error:
             return 0, b"", error.reason if isinstance(error, BadImage) else str(error)
 
-    # One thread per image is faster than all threads for one, and sums must not depend on the number of cores.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(workers) as pool:
-            yield from in_order(pool, work, at, 4 * workers)
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), ThreadPoolExecutor(workers) as pool:  # sums must not depend on the number of cores either
+        yield from in_order(pool, work, at, 4 * workers)
 
 
 def _square(image: Tensor, size: int) -> bytes:
