@@ -104,7 +104,7 @@ def test_check_finds_bad_files_sizes_formats_and_duplicates(folder):
     text = "\n".join(report.lines())
     assert "46 files" in text
     assert "42 readable" in text
-    assert "1 files are copies of another, such as dogs/00.png = dogs/again.png" in text
+    assert "1 copy of another file, such as dogs/00.png = dogs/again.png" in text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="file names of any bytes are Linux's")

@@ -335,7 +335,9 @@ def test_a_replacement_that_died_leaves_a_run_that_goes_on(copied, whole, monkey
 def test_every_difference_of_a_recipe_is_named_unless_it_does_not_matter(copied):
     settings, run = copied
     changed = settings | {"training.seed": 5, "optimizer.lr": 0.123}
-    with pytest.raises(UserError, match=r"optimizer\.lr was .*, is 0\.123; training\.seed was 0, is 5$"):
+    with pytest.raises(
+        UserError, match=r"optimizer\.lr was .*, is 0\.123; training\.seed was 0, is 5; `tico pretrain "
+    ):
         pretrain("demo", out=run.folder, overrides=changed, resume=True)
     free = {"description": "x", "training.keep_checkpoints": 4, "training.checkpoint_seconds": 7, "training.workers": 1}
     pretrain("demo", out=run.folder, overrides=settings | free, resume=True)

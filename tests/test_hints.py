@@ -1,5 +1,6 @@
 """What a command proposes next is a command that fits the data, and that a shell takes as it is."""
 
+import errno
 import re
 import shlex
 
@@ -12,6 +13,7 @@ from tico_ssl.config.recipe import load_recipe, parse_override
 from tico_ssl.data.checking import recommended
 from tico_ssl.evaluations import _evaluate
 from tico_ssl.results import table
+from tico_ssl.runtime.errors import refusal
 
 
 def proposed(*words: object) -> list[str]:
@@ -63,3 +65,38 @@ def test_a_quick_look_proposes_the_whole_of_itself(tmp_path, monkeypatch):
     given = ["evaluate", run, "knn", "linear.epochs=3", *options]
     assert proposed(*given, "--quick") == ["evaluate", str(run), "all", "linear.epochs=3", *options]
     assert proposed(*given) == ["report", str(run), "--data", data]
+
+
+def test_a_proposal_can_be_carried_out_whatever_is_wrong_with_the_images(tmp_path):
+    """With many bad files it says that these are left out; with one image it proposes no training."""
+    for folder, good, bad in (("one", 1, 0), ("some", 1, 3), ("five", 5, 1)):
+        (tmp_path / folder).mkdir()
+        for number in range(good):
+            Image.new("L", (40, 40), 40 * number).save(tmp_path / folder / f"{number}.png")
+        for number in range(bad):
+            (tmp_path / folder / f"bad{number}.png").write_bytes(b"nothing")
+
+    def said(folder: str) -> str:
+        return CliRunner().invoke(app, ["data", "check", str(tmp_path / folder)]).output
+
+    assert "next       more images: 1 image to train on, and a batch has at least 2" in said("one")
+    assert "next       more images: 1 image" in said("some")
+    assert "training.batch_size=4 data.most_bad=0.17" in said("five")  # one of six
+
+
+def test_keys_and_images_in_the_wrong_place_are_recognised(tmp_path):
+    done = CliRunner().invoke(app, ["pretrain", "photos", str(tmp_path)])
+    assert f"images are given with --data {tmp_path}" in str(done.exception)
+    done = CliRunner().invoke(app, ["pretrain", "demo", "epochs=3"])
+    assert "unknown key 'epochs'; did you mean 'training.epochs'?" in str(done.exception)
+
+
+def test_a_file_that_cannot_be_written_has_the_name_that_was_given():
+    for name in ("a/p.png.f807efec.tmp", "a/p.png.partial", "a/p.png"):
+        assert refusal(PermissionError(errno.EACCES, "Permission denied", name)).startswith(
+            "a/p.png: Permission denied"
+        )
+
+
+def test_a_narrow_column_of_numbers_is_still_markdown():
+    assert table.markdown_lines(["", "x"], [["1", "2"]], [])[1] == "| -: | -: |"

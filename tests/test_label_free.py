@@ -11,7 +11,7 @@ from PIL import Image
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
 from tico_ssl import evaluate
-from tico_ssl.evaluations import alpha_req, clustering, spectrum
+from tico_ssl.evaluations import alignment_uniformity, alpha_req, clustering, spectrum
 from tico_ssl.evaluations._context import open_context
 from tico_ssl.evaluations._representation.augmented import views_of_images
 from tico_ssl.evaluations._representation.projectors import embeddings
@@ -27,7 +27,7 @@ from tico_ssl.evaluations._representation.spectra import (
     usable,
 )
 from tico_ssl.evaluations._representation.sphere import alignment, uniformity
-from tico_ssl.evaluations.clustering import agreement, cluster
+from tico_ssl.evaluations.clustering import agreement, cluster, mutual_information, rand_index
 from tico_ssl.evaluations.neighbour_consistency import consistency
 from tico_ssl.features.evidence import intervals_of
 from tico_ssl.results.collapse import collapse_signs
@@ -273,6 +273,49 @@ def test_agreement_by_hand_and_by_scikit_learn():
     mutual = sum(p * math.log(p / (0.5 * of_clusters[c])) for (_, c), p in joint.items())
     entropies = math.log(2), -sum(p * math.log(p) for p in of_clusters.values())
     assert found["nmi"] == pytest.approx(100 * mutual / (sum(entropies) / 2))
+
+
+def test_agreement_is_that_of_scikit_learn_also_on_resamples_and_bounded_by_an_interval():
+    """The interval of better clusters lies higher, and that of the difference tells them apart."""
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 5, 400)
+    better, worse = (np.where(rng.random(400) < share, truth, rng.integers(0, 7, 400)) for share in (0.8, 0.6))
+    again = rng.integers(0, 400, 400)
+    counts = np.bincount(again, minlength=400)
+    table = np.array([[counts[(truth == row) & (better == column)].sum() for column in range(7)] for row in range(5)])
+    assert mutual_information(table) == pytest.approx(normalized_mutual_info_score(truth[again], better[again]))
+    assert rand_index(table) == pytest.approx(adjusted_rand_score(truth[again], better[again]))
+    numbers = {"trained": agreement(better, truth), "untrained": agreement(worse, truth)}
+    intervals, differences = intervals_of(numbers)
+    for metric, value in numbers["trained"].items():
+        low, high = intervals["trained"][metric]
+        assert 0 < low < value < high < 100
+        assert high - low < 20
+        low, high = differences["untrained"][metric]
+        assert 0 < low < value - numbers["untrained"][metric] < high
+
+
+def test_an_interval_of_clusters_holds_what_other_images_would_give():
+    """In about 95 of 100 draws of the test images from one population of clustered images."""
+    rng, held = np.random.default_rng(1), 0
+    truth = rng.integers(0, 4, 40_000)
+    clusters = np.where(rng.random(40_000) < 0.7, truth, rng.integers(0, 4, 40_000))
+    whole = 100 * float((clusters == truth).mean())
+    for _ in range(60):
+        some = rng.integers(0, 40_000, 300)
+        low, high = agreement(clusters[some], truth[some]).evidence["accuracy"].interval()
+        held += low < whole < high
+    assert held >= 52
+
+
+def test_alignment_has_an_interval_over_images():
+    views = torch.stack([near := normal(300, 8), near + 0.3 * normal(300, 8, seed=1)], dim=1)
+    found = alignment_uniformity._both(views, 2.0)
+    found |= found.renamed("embedding_{}".format)
+    low, high = found.evidence["embedding_alignment"].interval()
+    assert found["embedding_alignment"] == pytest.approx(alignment(views[:, 0], views[:, 1]))
+    assert low < found["embedding_alignment"] < high
+    assert "embedding_uniformity" not in found.evidence
 
 
 def test_one_cluster_for_everything_says_nothing():

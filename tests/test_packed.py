@@ -507,3 +507,21 @@ def test_an_unfinished_file_is_not_a_packed_one(tmp_path):
     with pytest.raises(RuntimeError):
         pack(failing(source_of(pictures(20)), 15), tmp_path / "u.tico", 8)
     assert "not a packed file" in error_of(lambda: open_packed(tmp_path / "u.tico.partial"), "u.tico")
+
+
+def test_two_commands_never_write_one_file(tmp_path):
+    """The second is refused while the first is at work, and takes nothing from it."""
+    out, source = tmp_path / "a.tico", source_of(pictures(4))
+    with pytest.raises(RuntimeError, match="stopped"):
+        pack(failing(source, 1), out, 16)
+    journal = tmp_path / "a.tico.journal"
+    before = journal.read_bytes()
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'ab'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, journal], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        other.stdout.readline()
+        assert "another command is writing it" in error_of(lambda: pack(source, out, 16), out)
+        other.communicate(b"\n")
+    assert journal.read_bytes() == before
+    assert pack(source, out, 16).resumed_from == 1

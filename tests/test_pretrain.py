@@ -282,4 +282,4 @@ def test_a_data_set_from_python(tmp_path, tiny, capsys):
     command = [sys.executable, "-m", "tico_ssl", "embed", str(run.folder), "--out", str(tmp_path / "again.npz")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: data.source 'python:Squares' was a data set in a Python program")
+    assert done.stderr.startswith("error: data 'python:Squares' was a data set in a Python program")

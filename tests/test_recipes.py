@@ -4,6 +4,7 @@ import pytest
 import torch
 import yaml
 
+from tico_ssl import pretrain
 from tico_ssl.config.recipe import Recipe, dump_recipe, load_recipe, packaged_recipes, parse_override
 from tico_ssl.config.study import packaged_studies
 from tico_ssl.config.views import packaged_policies
@@ -481,3 +482,29 @@ def test_a_recipe_cannot_run_code(tmp_path):
     file.write_text(f"data: !!python/object/apply:pathlib.Path.touch [{tmp_path / 'touched'}]\n")
     assert str(file) in error_of(file)
     assert not (tmp_path / "touched").exists()
+
+
+@pytest.mark.parametrize(
+    ("short", "full"),
+    [
+        ("data=cifar10", "data.source"),
+        ("backbone=torchvision/resnet50", "backbone.name"),
+        ("optimizer=lars", "optimizer.name"),
+    ],
+)
+def test_a_name_for_a_section_is_its_name(short, full):
+    key, value = parse_override(short)
+    assert load_recipe("demo", {key: value}) == load_recipe("demo", {full: value})
+
+
+def test_a_value_for_a_section_without_a_name_is_refused_with_its_keys():
+    with pytest.raises(
+        UserError, match=r"'training' is a section, .* as training\.KEY=VALUE; keys: epochs, batch_size"
+    ):
+        load_recipe("demo", {"training": 3})
+
+
+def test_unknown_data_are_called_what_was_typed(tmp_path):
+    for words in ({"overrides": {"data": "foo"}}, {"data": "foo"}, {"overrides": {"data.source": "foo"}}):
+        with pytest.raises(UserError, match=r"^data 'foo' is neither a file, a folder nor a known name"):
+            pretrain("demo", out=tmp_path / "a", **words)

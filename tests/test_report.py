@@ -23,6 +23,7 @@ from PIL import Image
 from reports import EVIL, knn, log_line, made_run, small_picture, write_lines
 from tico_ssl import pretrain
 from tico_ssl.cli import main
+from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.source import Source
 from tico_ssl.features import exploration
 from tico_ssl.features.extraction import Extracted
@@ -414,6 +415,27 @@ def test_thumbnails_are_central_squares_of_any_image():
     assert made.shape == (1, 16, 16, 3)
     assert made.dtype == np.uint8
     assert (made == 255).all()
+
+
+def test_thumbnails_of_files_take_a_thread_each_and_leave_the_others_alone():
+    """Threads of one operator wait for each other, for 10,000 small images most of the time where cores are busy."""
+    before, seen = torch.get_num_threads(), []
+
+    def fetch(place: int) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        if place == 1:
+            raise BadImage("1.png", "empty")
+        return torch.full((3, 8, 12), 50 * place, dtype=torch.uint8)
+
+    torch.set_num_threads(2)
+    try:
+        found = exploration.thumbnails(Source("s", 4, fetch), torch.tensor([0, 1, 3]), 4)
+        after = torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {1}
+    assert after == 2
+    assert found[:, 0, 0, 0].tolist() == [0, 0, 150]
 
 
 def test_a_run_is_reported_from_its_folder_of_images(tmp_path, tiny):

@@ -110,11 +110,11 @@ def test_a_study_is_submitted_as_far_as_it_is_not_yet(tmp_path, tiny, scheduler,
     file.write_text(yaml.safe_dump({"overrides": tiny, "runs": [{"name": name} for name in "abc"]}))
     command = ("study", str(file), "--out", str(out), "--slurm", "gpus=1", "--side-by-side", "2")
     said = said_by(*command, capsys=capsys)
-    assert "3 run(s)" in said
+    assert "3 runs" in said
     assert "#SBATCH --array=0-2%2\n" in next((out / "slurm").glob("*.sh")).read_text()
     assert slurm.known_jobs(out) == {"a-seed0": "77_0", "b-seed0": "77_1", "c-seed0": "77_2"}
     assert "1 are in the queue already" in (again := said_by(*command, capsys=capsys))
-    assert "2 run(s)" in again
+    assert "2 runs" in again
     assert (out / "study.yaml").is_file()
 
 

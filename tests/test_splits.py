@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.nn.functional import normalize
 from typer.testing import CliRunner
 
 from tico_ssl import embed, evaluate, load_backbone, pretrain
@@ -20,6 +21,7 @@ from tico_ssl.evaluations._context import open_context
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import save_backbone
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.views.centre import packing_side
 
 SIDE = 20  # shorter side of the photos, in pixels
 COUNTS = {"train": 16, "Test": 6, "valid": 4}
@@ -89,7 +91,7 @@ def test_one_class_in_every_split_is_no_label(tmp_path):
     for split in ("train", "val"):
         write(tmp_path / split / "images" / "1.png")
         assert source(tmp_path, split).labels is None
-        assert f"{split:<11}1 images, no labels" in tico("data", "check", tmp_path)
+        assert f"{split:<11}1 image, no labels" in tico("data", "check", tmp_path)
 
 
 def test_splits_without_training_images_are_no_classes(tmp_path):
@@ -294,3 +296,51 @@ def test_a_recipe_holds_out_the_same_training_images_for_every_seed(tmp_path, ti
     assert len({result.images for result in results}) == 1
     assert results[0].data["test"] == 12
     assert results[0].data["split"] == "25% of the training images, held out of pretraining"
+
+
+# ------------------------------------------------------------------------------------------------- smaller packed files
+
+
+def test_a_packed_file_that_is_too_small_says_so_and_one_that_is_large_enough_does_not(tmp_path, backbone, capsys):
+    """A network for 16 pixels takes the central 7/8 of images of 19 or more: at the least multiple of 16 that has them
+    features are nearly those of the photos, at the size of the network they are those of another view."""
+    generator = np.random.default_rng(0)
+    for number in range(24):
+        coarse = Image.fromarray(generator.integers(0, 256, (5, 5, 3), dtype=np.uint8))
+        path = tmp_path / "photos" / ("train" if number % 3 else "test") / f"{number % 2}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        coarse.resize((64, 48), Image.Resampling.BICUBIC).save(path)
+    centred, lines = {}, {}
+    for size in (None, 48, packing_side(16), 16):
+        place = tmp_path / "photos" if size is None else tmp_path / f"{size}.tico"
+        if size is not None:
+            tico("data", "pack", tmp_path / "photos", place, "--size", size)
+        capsys.readouterr()
+        context = open_context(backbone, str(place))
+        lines[size], features = capsys.readouterr().out, context.features("trained").test
+        centred[size] = normalize(features - features.mean(0), dim=1)
+        assert ("packed" in context.data) == (size == 16)
+    likeness = {size: float((centred[None] * one).sum(1).mean()) for size, one in centred.items()}
+    assert packing_side(16) == 32
+    assert torch.equal(centred[48], centred[None])
+    assert likeness[32] > 0.99 > likeness[16] + 0.04
+    assert not any(lines[size] for size in (None, 48, 32))
+    assert "packed at 16 pixels, of 48: a network for 16 takes the central 7/8 of 19 or more" in lines[16]
+    assert "not comparable" in lines[16]
+    assert "--size 32`" in lines[16]
+
+
+def test_packing_says_what_is_lost_and_what_is_wasted(tmp_path):
+    """Against the image size of the recipe that it proposes. Images that never had more have lost nothing."""
+    for number in range(4):
+        write(tmp_path / "large" / f"{number}.png", number, (120, 130))
+        write(tmp_path / "small" / f"{number}.png", number, (32, 32))
+    assert "is packed at 64 pixels, of 120" in tico(
+        "data", "pack", tmp_path / "large", tmp_path / "a.tico", "--size", 64
+    )
+    assert "warning" not in tico("data", "pack", tmp_path / "small", tmp_path / "b.tico", "--size", 32)
+    again = tico("data", "pack", tmp_path / "a.tico", tmp_path / "c.tico", "--size", 34)
+    assert "packed at 34 pixels, of 120" in again
+    enlarged = tico("data", "pack", tmp_path / "small", tmp_path / "d.tico", "--size", 48)
+    assert "images of 32 pixels were enlarged: --size 32 holds as much" in enlarged
+    assert "data.image_size=32" in enlarged

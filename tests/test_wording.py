@@ -19,7 +19,7 @@ from tico_ssl.pipeline.packing import pack
 from tico_ssl.report import report
 from tico_ssl.runtime.errors import Interrupted, UserError
 from tico_ssl.runtime.progress import say
-from tico_ssl.runtime.wording import command_line, worded
+from tico_ssl.runtime.wording import command_line, counted, worded
 
 ROOT = Path(tico_ssl.__file__).parent
 FUNCTIONS = (tico_ssl.pretrain, tico_ssl.evaluate, tico_ssl.embed, tico_ssl.export, tico_ssl.study)
@@ -75,3 +75,41 @@ def test_every_flag_in_a_message_is_an_argument_of_a_function():
         for text in texts(file):
             for flag in re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", text):
                 assert worded(f"--{flag}").partition("=")[0] in arguments | SHOWN_BY_COMMANDS, f"{file}: {text}"
+
+
+# ------------------------------------------------------------------------------------------------ nouns with a number
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "words"),
+    [
+        (1, "image", "1 image"),
+        (0, "image", "0 images"),
+        (1_000, "test image", "1,000 test images"),
+        (2, "class", "2 classes"),
+        (1, "process", "1 process"),
+        (3, "copy", "3 copies"),
+        ("?", "epoch", "? epochs"),
+    ],
+)
+def test_a_noun_agrees_with_its_number(number, noun, words):
+    assert counted(number, noun) == words
+
+
+COUNTED = "image|photo|epoch|step|file|process|class|run|seed|thread|core|tensor|link|group|folder|GPU|node|minute"
+NUMBER_AND_PLURAL = re.compile(rf"{{([^{{}}]+)}} ((?:(?:training|test|other) )?(?:{COUNTED})(?:es|s))\b(?!/)")
+# Of a matrix, a warm-up that is too long for one, and what is no number.
+NO_ONE = {"len(self.names)", "asked:g", "resolve_execution(execution_of(recipe), device)"}
+NO_ONE |= {"report.methods[0].execution", "data.source", "self.kind", "split", "where", "left_out"}
+
+
+def test_a_number_in_a_message_is_counted_and_never_one_of_several():
+    """No "1 epochs", no "1 process(es)": what stands before a plural is a constant, or known not to be one."""
+    found = []
+    for file in sorted(ROOT.rglob("*.py")):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            found += [f"{file}: {line.strip()}" for _ in re.findall(r"\w\((?:s|es)\)(?=[ ,:])", line) if 'f"' in line]
+            for value, words in NUMBER_AND_PLURAL.findall(line):
+                if not re.match(r"[A-Z_]+\b", value) and value not in NO_ONE:
+                    found.append(f"{file}: {value} {words}")
+    assert not found, "runtime.wording.counted"

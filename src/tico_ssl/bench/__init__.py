@@ -29,6 +29,7 @@ from tico_ssl.runtime.device import choose_device, resolve_precision, tune_proce
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.progress import say
+from tico_ssl.runtime.wording import counted
 from tico_ssl.training.step import resolve_execution
 
 FEWEST_IMAGES = 1024  # random images, at least, so that a loader has a choice
@@ -105,7 +106,7 @@ def bench(
         report = _measure(loaded, str(name), data is not None, device, against, seconds, compiled, methods)
     except torch.OutOfMemoryError as error:
         batch = loaded.training.batch_size
-        raise UserError(f"{batch} images do not fit in GPU memory: lower training.batch_size") from error
+        raise UserError(f"{counted(batch, 'image')} do not fit in GPU memory: lower training.batch_size") from error
     if out is not None:
         write_atomically(Path(out).expanduser(), report.as_json())
     return report
@@ -128,7 +129,7 @@ def _measure(
     subject = Subject.of(recipe, device, precision, source)
     ceilings, operations = measure_ceilings(device, precision, seconds), step_operations(recipe)
     machine = environment()
-    cpu = f"{machine['processor']}, {torch.get_num_threads()} threads"
+    cpu = f"{machine['processor']}, {counted(torch.get_num_threads(), 'thread')}"
     costs, left_out = time_methods(subject, seconds / 2) if methods else ([], {})
     report = Report(
         device=machine["gpu"] if device.type == "cuda" else cpu,

@@ -14,6 +14,7 @@ from tico_ssl.bench.scaling import GPUS, Gpu, Links, Purpose, Row, purposes, row
 from tico_ssl.config.recipe import Recipe
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import console, say
+from tico_ssl.runtime.wording import counted
 
 MOST = 1024  # GPUs in the table, unless more are asked for
 
@@ -51,7 +52,7 @@ def plan(
     if wanted is None:
         batch = recipe.training.batch_size
         raise UserError(
-            f"a batch of {batch:,} images cannot be divided among {asked:,} GPUs with at least two each: "
+            f"{counted(batch, 'image')} cannot be divided among {counted(asked, 'GPU')} with at least two each: "
             "change training.batch_size or give --per-gpu"
         )
     return Plan(
@@ -84,7 +85,7 @@ def gpu_of(name: str) -> Gpu:
 def print_plan(plan: Plan) -> None:
     """Print the table of GPUs, and what a step sends."""
     links = plan.links
-    say(f"recipe     {plan.recipe}: {plan.network}, {plan.epochs:,} epochs of {plan.images:,} images")
+    say(f"recipe     {plan.recipe}: {plan.network}, {counted(plan.epochs, 'epoch')} of {counted(plan.images, 'image')}")
     say(f"GPU        {plan.gpu}, {links.per_node} in a node; computation fitted to measured steps, captured, in bf16")
     inside, between = links.inside / 1e9, links.between / 1e9
     say(f"links      {inside:,.0f} GB/s inside a node, {between:,.0f} GB/s per GPU between nodes: stated, not measured")
@@ -120,7 +121,9 @@ def _gpus(plan: Plan) -> Table:
 
 
 def _sent(plan: Plan) -> Table:
-    table = _table(f"what each of {plan.asked:,} GPUs sends in a step", "for", ("collective operations", "MB", "ms"))
+    table = _table(
+        f"what each of {counted(plan.asked, 'GPU')} sends in a step", "for", ("collective operations", "MB", "ms")
+    )
     for purpose in plan.sent:
         table.add_row(
             purpose.name, f"{purpose.operations:,}", f"{purpose.megabytes:,.3g}", f"{1000 * purpose.seconds:,.3g}"

@@ -6,6 +6,7 @@ from rich.table import Table
 from tico_ssl.bench import Report
 from tico_ssl.runtime.fallbacks import sentence
 from tico_ssl.runtime.progress import console, say
+from tico_ssl.runtime.wording import counted
 
 
 def print_report(report: Report) -> None:
@@ -44,7 +45,8 @@ def _say_feeding(report: Report) -> None:
         return
     if feeding.decoded is not None and feeding.decoded_by_all is not None and feeding.cropped is not None:
         by_all = f"{feeding.decoded_by_all:,.0f} by {feeding.workers}"
-        say(f"decoding   {feeding.decoded:,.0f} images/s by one process, {by_all}; {feeding.sampled:,} images sampled")
+        sampled = counted(feeding.sampled, "image")
+        say(f"decoding   {feeding.decoded:,.0f} images/s by one process, {by_all}; {sampled} sampled")
         say(f"cropping   {feeding.cropped:,.0f} images/s by one process, from decoded pixels")
     if feeding.from_memory is not None:
         say(f"memory     {feeding.from_memory:,.0f} images/s by the loader, once images are decoded")

@@ -9,6 +9,7 @@ from tico_ssl.classifying.place import folder_for
 from tico_ssl.classifying.settings import settings_of
 from tico_ssl.data.given import Given
 from tico_ssl.features.homes import require_subject
+from tico_ssl.runtime.wording import counted
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Finetuned:
         low, high = found["intervals"]["accuracy"]
         interval = f"95 % interval {low:.1f} to {high:.1f}"
         always = f"most frequent class: {found['most_frequent_class']['accuracy']:.1f} %"
-        return f"accuracy {found['accuracy']:.1f} % on {found['images']:,} photos ({interval}; {always})"
+        photos = counted(found["images"], "photo")
+        return f"accuracy {found['accuracy']:.1f} % on {photos} ({interval}; {always})"
 
 
 def finetune(

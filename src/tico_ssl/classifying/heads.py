@@ -25,6 +25,7 @@ from tico_ssl.results.record import Numbers
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.files import remove_temporaries
 from tico_ssl.runtime.progress import say
+from tico_ssl.runtime.wording import counted
 
 CHOICES = 20  # epochs that are compared, at most
 STATE = "training-"  # beginning of the name of a folder with the state of a training
@@ -41,10 +42,10 @@ def fitted(context: Context, config: LinearHead, classes: tuple[str, ...]) -> tu
 
     validation = own_validation(context, classes)
     if validation is not None:
-        say(f"the weight decay is chosen on {len(validation):,} images of {validation.name}")
+        say(f"the weight decay is chosen on {counted(len(validation), 'image')} of {validation.name}")
     chosen_on = None if validation is None else known(validation, "validation")
     features, labels = known(context.train, "training")
-    say(f"fitting a linear head to {len(features):,} images")
+    say(f"fitting a linear head to {counted(len(features), 'image')}")
     probe = fit_probe(features, labels, config, len(classes), chosen_on)
     images = len(chosen_on[1]) if chosen_on is not None else max(1, round(config.held_out * len(labels)))
     chosen = {"weight_decay": probe.weight_decay, "validation_images": images}
@@ -61,8 +62,10 @@ def trained(
     kept, out = divided(context.train.labels, 0.0 if own else config.held_out, config.seed)
     validation = own or context.train.subset(out)
     kind = validation.name if own else "the training images, held out"
-    chosen_by = f"the best epoch on {len(validation):,} images of {kind}" if len(validation) else "the last epoch"
-    say(f"training on {len(kept):,} images; kept is {chosen_by}")
+    chosen_by = (
+        f"the best epoch on {counted(len(validation), 'image')} of {kind}" if len(validation) else "the last epoch"
+    )
+    say(f"training on {counted(len(kept), 'image')}; kept is {chosen_by}")
     images = digest_of(context)
     state = folder / f"{STATE}{_identity(context, config, images)}"
     checkpoint = None if images is None else state / "last.pt"

@@ -25,6 +25,7 @@ from tico_ssl.runtime.files import digest, write_atomically
 from tico_ssl.runtime.locks import alone_in
 from tico_ssl.runtime.process_group import process_group
 from tico_ssl.runtime.progress import say
+from tico_ssl.runtime.wording import counted
 
 
 def make(run: str | Path, data: Given | None, folder: Path, config: LinearHead | WholeNetwork) -> dict[str, Any]:
@@ -36,7 +37,8 @@ def make(run: str | Path, data: Given | None, folder: Path, config: LinearHead |
         context = replace(open_context(run, data, cache=True), protocol="finetune")
         classes = class_names(context)
         train, test, how = (context.data[key] for key in ("train", "test", "split"))
-        say(f"{len(classes):,} classes, {train:,} training images, {test:,} test images ({how})")
+        images = f"{counted(train, 'training image')}, {counted(test, 'test image')}"
+        say(f"{counted(len(classes), 'class')}, {images} ({how})")
         model, chosen = _made(context, config, classes, folder)
         if not distributed.is_main():
             return {}

@@ -15,6 +15,7 @@ from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import digest
 from tico_ssl.runtime.json_lines import write_json_lines
 from tico_ssl.runtime.printing import printable
+from tico_ssl.runtime.wording import counted
 
 if TYPE_CHECKING:
     import torch
@@ -138,7 +139,7 @@ class _Work:
         found.seconds = found.seconds or perf_counter() - begun
         if not found.images:
             name, reason = found.first_bad[0]
-            raise UserError(f"none of the {found.unreadable:,} images can be read, such as {name} ({reason})")
+            raise UserError(f"none of the {counted(found.unreadable, 'image')} can be read, such as {name} ({reason})")
         return found
 
     def rows(self, batch: Batch) -> list[Row]:

@@ -14,6 +14,7 @@ from tico_ssl.features.evidence import accuracies, resampled
 from tico_ssl.features.extraction import image_batches
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import track
+from tico_ssl.runtime.wording import counted
 
 MOST_CLASSES = 1_000  # of a confusion matrix in results.json
 
@@ -61,7 +62,7 @@ def judged(model: ImageClassifier, source: Source, device: torch.device) -> Verd
         hit = (best.indices == truth[:, None]).any(dim=1)
         found.append((truth, best.indices[:, 0], best.values[:, 0], hit, places))
     if not found:
-        raise UserError(f"{source.name}: none of the {len(source)} images can be read")
+        raise UserError(f"{source.name}: none of the {counted(len(source), 'image')} can be read")
     truth, named, probability, among_five, places = (torch.cat(parts) for parts in zip(*found, strict=True))
     return Verdicts(truth, named, probability, among_five, places, len(model.classes))
 

@@ -12,6 +12,7 @@ from tico_ssl.classifying.place import classifier_file
 from tico_ssl.config.section import validate
 from tico_ssl.networks.storage import Description, described, plain_state, read_described, rebuilt, write_described
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.wording import counted
 
 BACKBONE, HEAD = "backbone.", "head."  # beginnings of the tensors' names
 About = dict[str, str | float | None]
@@ -47,7 +48,7 @@ def read_classifier(file: Path) -> tuple[ImageClassifier, About]:
     backbone = rebuilt(file, known, _under(BACKBONE, state))
     head = _head(_under(HEAD, state), backbone.width, len(known.classes))
     if head is None or len(state) != len(_under(BACKBONE, state)) + 2:
-        raise UserError(f"{file}: its weights do not match its own metadata, {len(known.classes)} classes")
+        raise UserError(f"{file}: its weights do not match its own metadata, {counted(len(known.classes), 'class')}")
     return ImageClassifier(backbone, head, known.classes).eval(), known.about
 
 

@@ -4,6 +4,7 @@ from rich.table import Table
 
 from tico_ssl.classifying.predict import Predictions
 from tico_ssl.runtime.progress import console, say
+from tico_ssl.runtime.wording import counted
 
 SHOWN_RANKS = 3
 
@@ -20,7 +21,7 @@ def print_predictions(found: Predictions, out: str | None) -> None:
         say(f"bad files  {found.bad_file}")
     before = f", {found.before:,} of them by an earlier command" if found.before else ""
     wrote = "" if out is None else f"wrote {out}: "
-    say(f"{wrote}{found.images:,} images{before}, {found.seconds:,.1f} s, {found.speed:,.0f} images/s")
+    say(f"{wrote}{counted(found.images, 'image')}{before}, {found.seconds:,.1f} s, {found.speed:,.0f} images/s")
 
 
 def _print_rows(found: Predictions) -> None:

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -96,7 +97,9 @@ def split_words(words: list[str]) -> tuple[str | None, dict[str, Any]]:
     """The recipe, which has no '=' in it, and the overrides."""
     names = [word for word in words if "=" not in word]
     if len(names) > 1:
-        raise UserError(f"expected one recipe, got {', '.join(names)}; overrides are written key=value")
+        there = [name for name in names[1:] if Path(name).expanduser().exists()]
+        images = f"; images are given with --data {shlex.quote(there[0])}" if there else ""
+        raise UserError(f"expected one recipe, got {', '.join(names)}; overrides are written key=value{images}")
     return (names[0] if names else None), changes_of(word for word in words if "=" in word)
 
 

@@ -22,6 +22,7 @@ from tico_ssl.cli._app import (
     split_words,
 )
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.wording import counted
 
 
 @app.command(epilog=example("tico pretrain photos --data photos/ --out runs/mine training.epochs=100"))
@@ -238,7 +239,7 @@ def study(
     table.show(summary)
     say(f"\nwrote      {summary.folder}/results.md, results.csv, results.json")
     if summary.failures:
-        say(f"{len(summary.failures)} run(s) failed, see {summary.folder}/logs; the same command retries them")
+        say(f"{counted(len(summary.failures), 'run')} failed, see {summary.folder}/logs; the same command retries them")
         raise typer.Exit(1)
     say(f"next       {command('evaluate', summary.folder / 'RUN', 'PROTOCOL')}")
 

@@ -1,5 +1,6 @@
 """Verbs of images: data check, pack, verify, preview."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,9 +9,13 @@ import typer
 from tico_ssl.cli import _completing as completing
 from tico_ssl.cli._app import SourceArgument, SplitOption, app, changes_of, command, example
 from tico_ssl.runtime.printing import printable
+from tico_ssl.runtime.wording import counted
 
 if TYPE_CHECKING:
+    from tico_ssl.data.checking import CheckReport
     from tico_ssl.data.splits import Part
+
+FEWEST = 2  # images in a batch: BatchNorm needs a variance
 
 data_app = typer.Typer(help="Preview, check and pack images; verify a packed file.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -30,7 +35,7 @@ def check(
     parts = _opened(source, split, channels)
 
     from tico_ssl.data.checking import check as examine
-    from tico_ssl.data.checking import contents, recommended
+    from tico_ssl.data.checking import contents
     from tico_ssl.data.splits import together
     from tico_ssl.runtime.json_lines import write_json_lines
     from tico_ssl.runtime.progress import say
@@ -47,11 +52,26 @@ def check(
         say(f"  {name}: {reason}")
     if out is None and len(report.bad) > 20:
         say(f"  ... and {len(report.bad) - 20:,} more: --out bad_files.jsonl writes them all")
-    if parts[0].split == "train" and len(report.bad) < report.files:
-        recipe, *overrides = recommended(len(parts[0].source), report.side, channels)
-        say(f"next       {command('pretrain', recipe, '--data', source, *overrides)}")
+    if parts[0].split == "train":
+        say(f"next       {_training(source, len(parts[0].source), report, channels)}")
     if report.bad:
         raise typer.Exit(1)
+
+
+def _training(source: str, images: int, report: "CheckReport", channels: int) -> str:
+    """The command that trains on so many of the images, which come first in the report, as they are: without the bad
+    ones, however many these are."""
+    from tico_ssl.config.sections import DataConfig
+    from tico_ssl.data.checking import recommended
+    from tico_ssl.runtime.wording import counted
+
+    bad = sum(place < images for place in report.bad_places)
+    if (good := images - bad) < FEWEST:
+        return f"more images: {counted(good, 'image')} to train on, and a batch has at least {FEWEST}"
+    recipe, *overrides = recommended(good, report.side, channels)
+    if bad > DataConfig().most_bad * images:
+        overrides.append(f"data.most_bad={math.ceil(100 * bad / images) / 100}")
+    return command("pretrain", recipe, "--data", source, *overrides)
 
 
 @data_app.command(epilog=example("tico data pack photos/ photos.tico --size 256"))
@@ -69,17 +89,25 @@ def pack(
     """Pack images into one memory-mapped file for --data, with their splits. Resumes after an interruption."""
     parts = _opened(source, split, channels, size)
 
+    from tico_ssl.config.recipe import load_recipe
     from tico_ssl.data.checking import contents, recommended
     from tico_ssl.pipeline.packing import pack_splits
     from tico_ssl.runtime.progress import say
+    from tico_ssl.views.centre import smaller_than_needed
 
     report = pack_splits(parts, Path(out).expanduser(), size, jpeg, workers=workers, label="packing")
     for line in contents(parts):
         say(line)
-    say(f"wrote {out}: {report.images:,} images, {report.bytes / 2**20:,.1f} MiB, {report.seconds:,.0f} s")
+    say(f"wrote {out}: {counted(report.images, 'image')}, {report.bytes / 2**20:,.1f} MiB, {report.seconds:,.0f} s")
     for name, reason in report.bad[:20]:
         say(f"  left out {printable(name)}: {reason}")
-    recipe, *overrides = recommended(len(parts[0].source), size, channels)
+    enough = report.sides.original
+    recipe, *overrides = recommended(len(parts[0].source), min(size, enough or size), channels)
+    side = load_recipe(recipe, changes_of(overrides)).data.image_size
+    if (smaller := smaller_than_needed(report.sides, side)) is not None:
+        say(f"warning: {out} is {smaller}")
+    elif not jpeg and 0 < enough < size:
+        say(f"warning: images of {enough} pixels were enlarged: --size {enough} holds as much in less space")
     say(f"next       {command('pretrain', recipe, '--data', out, *overrides)}")
 
 
@@ -105,7 +133,7 @@ def verify(file: Annotated[str, typer.Argument(metavar="FILE", help="A packed fi
     from tico_ssl.runtime.progress import say
 
     images, size = verify_packed(Path(file).expanduser(), label="verifying")
-    say(f"{file}: {images:,} images, {size:,} bytes, all checksums are correct")
+    say(f"{file}: {counted(images, 'image')}, {size:,} bytes, all checksums are correct")
 
 
 @data_app.command(epilog=example("tico data preview photos/ --recipe photos --count 6"))

@@ -20,11 +20,13 @@ from tico_ssl.config.sections import IMAGENET_MEAN, BackboneConfig, DataConfig, 
 from tico_ssl.config.views import ViewPolicy, named_policy
 from tico_ssl.config.yaml_text import MOST_BYTES, parse_yaml
 from tico_ssl.runtime.errors import UserError, suggestion
+from tico_ssl.runtime.wording import counted
 
 Tell = Callable[[str], object]  # receives notes for the user
 
 YAML = (".yaml", ".yml")
 METHOD = "tico"  # default
+SHORT = {"method": "method.name", "data": "data.source", "backbone": "backbone.name", "optimizer": "optimizer.name"}
 
 
 def _nobody(line: str) -> None:
@@ -47,7 +49,7 @@ class Recipe(Section):
     def _parts(self) -> "Recipe":
         batch, parts = self.training.batch_size, self.training.parts
         if batch % parts:
-            raise ValueError(f"training.parts {parts} does not divide {batch} images")
+            raise ValueError(f"training.parts {parts} does not divide {counted(batch, 'image')}")
         if batch == parts:
             raise ValueError(f"training.parts {parts} leaves 1 image per part, BatchNorm needs 2: at most {batch // 2}")
         return self
@@ -177,8 +179,8 @@ def yaml_text(name: str, kind: str, folder: str, packaged: list[str]) -> tuple[s
 
 
 def _full_key(key: str, value: Any) -> str:
-    """`method=simclr` is short for `method.name=simclr`."""
-    return "method.name" if key == "method" and isinstance(value, str) else key
+    """`method=simclr` is short for `method.name=simclr`, `data=photos/` for `data.source=photos/`."""
+    return SHORT.get(key, key) if isinstance(value, str) else key
 
 
 def _with_method(values: dict[str, Any], name: Any, notes: list[str]) -> dict[str, Any]:

@@ -49,7 +49,10 @@ def _one_line(kind: type[Section], error: ValidationError) -> str:
     path = [str(part) for part in first["loc"]]
     key = ".".join(path)
     if first["type"] == "extra_forbidden":
-        text = f"unknown key '{key}'{suggestion(path[-1], _fields_at(kind, path[:-1]))}"
+        text = f"unknown key '{key}'{_elsewhere(kind, key) or suggestion(path[-1], _fields_at(kind, path[:-1]))}"
+    elif first["type"] == "model_type":
+        fields = ", ".join(_fields_at(kind, path))
+        text = f"'{key}' is a section, of which settings are given one by one, as {key}.KEY=VALUE; keys: {fields}"
     elif first["type"] == "missing":
         text = f"'{key}' is missing"
     elif first["type"] == "literal_error":
@@ -62,6 +65,12 @@ def _one_line(kind: type[Section], error: ValidationError) -> str:
         text = f"'{key}' {prefix}{reason}{given}" if key else f"{reason}"
     more = error.error_count() - 1
     return text + (f" (and {more} more)" if more else "")
+
+
+def _elsewhere(kind: type[Section], key: str) -> str:
+    """'; did you mean training.epochs?' for a key that one of the sections has."""
+    found = [f"{section}.{key}" for section in kind.model_fields if key in _fields_at(kind, [section])]
+    return f"; did you mean '{found[0]}'?" if len(found) == 1 and "." not in key else ""
 
 
 def _fields_at(kind: type[Section], path: list[str]) -> list[str]:

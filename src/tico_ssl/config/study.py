@@ -18,6 +18,7 @@ from tico_ssl.config.recipe import Recipe, load_recipe, yaml_text
 from tico_ssl.config.section import Section, validate
 from tico_ssl.config.yaml_text import parse_yaml
 from tico_ssl.runtime.errors import UserError, suggestion
+from tico_ssl.runtime.wording import counted
 
 Changes = dict[str, Any]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"  # also a folder name
@@ -162,7 +163,9 @@ def expand(study: Study) -> list[Variant]:
     entries: list[RunEntry | None] = [*study.runs] or [None]
     count = len(entries) * math.prod(map(len, study.grid.values())) * len(study.seeds)
     if count > MOST_RUNS:
-        raise UserError(f"the study has {count:,} runs: a grid in which every value meets every other grows quickly")
+        raise UserError(
+            f"the study has {counted(count, 'run')}: a grid in which every value meets every other grows quickly"
+        )
     variants = [
         Variant(_named(run, point), (run.recipe if run else None) or study.base, _changes(study, run, point))
         for run in entries
@@ -170,7 +173,7 @@ def expand(study: Study) -> list[Variant]:
     ]
     for name, count in Counter(variant.name for variant in variants).items():
         if count > 1:
-            raise UserError(f"the study has {count} runs called '{name}'")
+            raise UserError(f"the study has {counted(count, 'run')} called '{name}'")
         if len(name) > LONGEST_NAME:
             raise UserError(f"the name of run '{name[:40]}...' is longer than {LONGEST_NAME} characters")
     reference = study.budget.epochs_of if study.budget else None

@@ -14,6 +14,7 @@ from tico_ssl.data.source import Source
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.json_lines import append_json_line, read_json_lines
+from tico_ssl.runtime.wording import counted
 
 SAMPLE = 1_000  # files that are tried before a run starts
 
@@ -56,7 +57,7 @@ def readable(source: Source, place: int, bad: BadFiles) -> Tensor:
             return source.fetch((place + further) % len(source))
         except BadImage as error:
             bad.add(error)
-    raise UserError(f"{source.name}: none of the {len(source)} images can be read")
+    raise UserError(f"{source.name}: none of the {counted(len(source), 'image')} can be read")
 
 
 def reason_unread(source: Source, place: int) -> str:
@@ -104,7 +105,7 @@ def survey(source: Source, most_bad: float, bad: BadFiles, workers: int) -> None
         bad.add(error)
     if len(found) > most_bad * len(sample):
         raise UserError(
-            f"{source.name}: {len(found)} of {len(sample)} files tried cannot be read, {_reasons(found)}; "
+            f"{source.name}: {len(found)} of {counted(len(sample), 'file')} tried cannot be read, {_reasons(found)}; "
             "see `tico data check`, or raise data.most_bad"
         )
 

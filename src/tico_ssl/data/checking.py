@@ -17,6 +17,7 @@ from tico_ssl.data.source import Source
 from tico_ssl.data.splits import Part
 from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.progress import track
+from tico_ssl.runtime.wording import counted
 
 SMALL_SIZES = (32, 64)  # pixels, instead of those of the recipes
 FEW, MANY = 5_000, 100_000  # images, of which a network learns little by itself, and of which a transformer learns
@@ -48,6 +49,7 @@ class CheckReport:
     formats: Counter[str]
     modes: Counter[str]
     bad: list[tuple[str, str]]
+    bad_places: list[int]
     duplicates: list[list[str]]
 
     @property
@@ -58,7 +60,7 @@ class CheckReport:
     def lines(self) -> Iterator[str]:
         """The report as text."""
         good = self.files - len(self.bad)
-        yield f"{self.name}: {self.files:,} files, {self.bytes / 2**20:,.1f} MiB, {good:,} readable"
+        yield f"{self.name}: {counted(self.files, 'file')}, {self.bytes / 2**20:,.1f} MiB, {good:,} readable"
         if good:
             for axis, values in (("width", self.widths), ("height", self.heights)):
                 low, middle, high = np.percentile(values, [0, 50, 100]).round().astype(int)
@@ -68,10 +70,9 @@ class CheckReport:
         if self.duplicates:
             extra = sum(len(group) - 1 for group in self.duplicates)
             example = " = ".join(self.duplicates[0][:2])
-            yield f"{'duplicates':<11}{extra:,} files are copies of another, such as {example}"
+            yield f"{'duplicates':<11}{counted(extra, 'copy')} of another file, such as {example}"
         if self.bad:
-            files = "file" if len(self.bad) == 1 else "files"
-            yield f"{'bad':<11}{len(self.bad):,} {files} cannot be read ({len(self.bad) / self.files:.1%})"
+            yield f"{'bad':<11}{counted(len(self.bad), 'file')} cannot be read ({len(self.bad) / self.files:.1%})"
 
 
 def contents(parts: Sequence[Part]) -> Iterator[str]:
@@ -81,16 +82,16 @@ def contents(parts: Sequence[Part]) -> Iterator[str]:
     if there == {"train"}:
         uses["train"] += "; evaluations hold some out"
     for part in parts:
-        yield f"{part.split:<11}{len(part.source):,} images, {_classes(part.source)}: {uses[part.split]}"
+        yield f"{part.split:<11}{counted(len(part.source), 'image')}, {_classes(part.source)}: {uses[part.split]}"
 
 
 def _classes(source: Source) -> str:
     if source.labels is None:
         return "no labels"
     if source.labels.ndim > 1:
-        return f"several labels each, of {source.labels.shape[1]} classes"
+        return f"several labels each, of {counted(source.labels.shape[1], 'class')}"
     here, known = len(source.labels.unique()), len(source.classes)
-    return f"{here:,} of {known:,} classes" if here < known else f"{here:,} classes"
+    return f"{here:,} of {counted(known, 'class')}" if here < known else counted(here, "class")
 
 
 def recommended(images: int, side: float, channels: int = 3) -> list[str]:
@@ -126,6 +127,7 @@ def check(source: Source, workers: int = 4, label: str | None = None) -> CheckRe
         Counter(file.kind for file in good),
         Counter(file.mode for file in good),
         [(file.name, file.reason) for file in examined if file.reason is not None],
+        [place for place, file in enumerate(examined) if file.reason is not None],
         [names for names in groups.values() if len(names) > 1],
     )
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tico_ssl.config.sections import Limits
+from tico_ssl.runtime.wording import counted
 
 PIECE = 1 << 24  # values that are mapped at once: the floats in between take eight times the memory of the bytes
 
@@ -26,7 +27,7 @@ class Scaling(NamedTuple):
     def line(self) -> str:
         """In words."""
         pairs = [f"{low:,.6g} to {high:,.6g}" for low, high in np.reshape(self.limits, (-1, 2)).tolist()]
-        how = f"the percentiles 0.5 and 99.5 of {self.images:,} images; " if self.images else ""
+        how = f"the percentiles 0.5 and 99.5 of {counted(self.images, 'image')}; " if self.images else ""
         each = "channel by channel " if len(pairs) > 1 else ""
         return f"{self.kind} images: {each}{', '.join(pairs)} becomes 0 to 255 ({how}data.range)"
 

@@ -17,6 +17,7 @@ from tico_ssl.data.depth import Scaling, kind_of, to_bytes
 from tico_ssl.data.headers import is_deep
 from tico_ssl.data.source import Source
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.wording import counted
 
 SAMPLE = 256  # images
 MADE = 8  # of which so many are looked at where a caller's code makes them
@@ -88,7 +89,7 @@ def statistics(source: Source) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of every channel over the pixels of the sample, from 0 to 1."""
     pixels = [_some_pixels(image) for image in _images(source.limited(SAMPLE))]
     if not pixels:
-        raise UserError(f"{source.name}: none of the {min(SAMPLE, len(source))} images tried can be read")
+        raise UserError(f"{source.name}: none of the {counted(min(SAMPLE, len(source)), 'image')} tried can be read")
     levels = np.stack([_counts(row) for row in np.concatenate(pixels, axis=1)]) / sum(part.shape[1] for part in pixels)
     values = np.arange(256) / 255
     mean = levels @ values

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,13 @@ from tico_ssl.data.depth import Scaling
 Split = Literal["train", "test", "val"]  # val is asked of data that have one, and of nothing else
 T = TypeVar("T")
 GROUP = 32  # images that are expected together
+
+
+class Reduced(NamedTuple):
+    """Shorter sides in pixels: at which images were packed, and which they had."""
+
+    size: int
+    original: int
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,7 @@ class Source:
     decoding it: by its pixels if they are in memory, else by its file's path, size and time, and its position in that
     file. `scaling` says how values of more than eight bits became bytes; None if no image has such values. `expect` is
     told which images will be fetched next, where it helps to bring them near together; the others are forgotten.
+    `reduced` is known of images that were made smaller when they were packed.
     """
 
     name: str
@@ -51,6 +59,7 @@ class Source:
     verify: Callable[[Tensor], None] | None = None
     scaling: Scaling | None = None
     expect: Callable[[Sequence[int]], None] | None = None
+    reduced: Reduced | None = None
 
     def __len__(self) -> int:
         return self.count
@@ -174,6 +183,7 @@ def joined(sources: Sequence[Source]) -> Source:
         content=each([source.content for source in sources]),
         identity=each([source.identity for source in sources]),
         expect=expect if any(source.expect is not None for source in sources) else None,
+        reduced=next((source.reduced for source in sources if source.reduced is not None), None),
     )
 
 

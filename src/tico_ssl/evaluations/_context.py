@@ -37,6 +37,7 @@ from tico_ssl.runtime.files import remove_temporaries
 from tico_ssl.runtime.json_lines import read_json_lines, sealed, unsealed, write_json_lines
 from tico_ssl.runtime.locks import alone_in
 from tico_ssl.runtime.progress import say
+from tico_ssl.views.centre import smaller_than_needed
 
 
 @dataclass
@@ -246,10 +247,13 @@ def open_context(
         return splits(train, open_stored(config, "test", channels, shorter), seed, config.held_out)
 
     train, test, how = opened(needed_side(backbone))
+    if (smaller := smaller_than_needed(test.reduced, backbone.image_size)) is not None:
+        say(f"{shown(config)}: {smaller}")
     twin = untrained_twin(backbone, train, seed, device, config.reduced_decoding)
     dtype = torch.bfloat16 if bf16 else torch.float32
     described = {"source": shown(config), "train": len(train), "test": len(test), "split": how}
     described |= {"precision": "bf16"} if bf16 else {}
+    described |= {} if smaller is None or test.reduced is None else {"packed": list(test.reduced)}
     context = Context(
         LazyBackbones({TRAINED: backbone, UNTRAINED: twin} if subject.trained else {UNTRAINED: twin}),
         train,

@@ -17,7 +17,7 @@ from tico_ssl.evaluations._context import Context
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.pipeline.workers import default_workers
 from tico_ssl.runtime import distributed
-from tico_ssl.runtime.device import autocast, resolve_precision
+from tico_ssl.runtime.device import autocast, one_thread, resolve_precision
 from tico_ssl.views.executor import Views, sizes_of
 
 GPU_BATCH, CPU_BATCH, FEWEST = 64, 16, 4  # images per measured step: the small batches of small data
@@ -129,12 +129,10 @@ def _feeding_seconds(source: Source, backbone: Backbone, device: torch.device) -
         pixels = sample.take(torch.arange(len(sample))).to(device)
         decisions = views.decide(uniforms, sizes_of(pixels)).to(device)
         return _median_seconds(lambda: views.make(pixels, decisions)[0].sum().item()) / len(sample)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in a worker
-    begun = perf_counter()
-    for place, numbers in enumerate(uniforms[..., : views.place.width]):
-        with suppress(BadImage):
-            views.crop_bytes(sample.fetch(place), numbers)
-    taken = perf_counter() - begun
-    torch.set_num_threads(threads)
+    with one_thread():  # as in a worker
+        begun = perf_counter()
+        for place, numbers in enumerate(uniforms[..., : views.place.width]):
+            with suppress(BadImage):
+                views.crop_bytes(sample.fetch(place), numbers)
+        taken = perf_counter() - begun
     return taken / len(sample) / default_workers()

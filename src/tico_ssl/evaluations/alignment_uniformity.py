@@ -10,7 +10,8 @@ from tico_ssl.evaluations._context import Context
 from tico_ssl.evaluations._representation.augmented import views_of_images
 from tico_ssl.evaluations._representation.projectors import embeddings
 from tico_ssl.evaluations._representation.settings import ViewSettings
-from tico_ssl.evaluations._representation.sphere import alignment, uniformity
+from tico_ssl.evaluations._representation.sphere import distances, uniformity
+from tico_ssl.features.evidence import Scores, mean_of
 from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
 
@@ -35,12 +36,14 @@ def run(context: Context, config: Config) -> Result:
     embedded = embeddings(context, views)
     numbers: dict[str, Numbers] = {}
     for name, values in views.items():
-        numbers[name] = _both(values, config.t)
+        found = _both(values, config.t)
         if name in embedded:
-            numbers[name] |= {f"embedding_{metric}": v for metric, v in _both(embedded[name], config.t).items()}
+            found |= _both(embedded[name], config.t).renamed("embedding_{}".format)
+        numbers[name] = found
     return context.result(config, numbers, perf_counter() - begun)
 
 
-def _both(views: Tensor, t: float) -> Numbers:
-    """Uniformity is computed on the first views."""
-    return {"alignment": alignment(views[:, 0], views[:, 1]), "uniformity": uniformity(views[:, 0], t)}
+def _both(views: Tensor, t: float) -> Scores:
+    """Uniformity is computed on the first views. It is no mean over images but the logarithm of one over pairs, and has
+    no interval."""
+    return mean_of("alignment", distances(views[:, 0], views[:, 1])) | {"uniformity": uniformity(views[:, 0], t)}

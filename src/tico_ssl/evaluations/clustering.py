@@ -1,6 +1,8 @@
 """Clustering: agreement of k-means clusters of the test features with the classes."""
 
 import warnings
+from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Annotated
 
@@ -9,14 +11,13 @@ from pydantic import Field
 from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
-from sklearn.metrics.cluster import contingency_matrix
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from tico_ssl.config.section import Section
 from tico_ssl.evaluations._classification.settings import Positive
 from tico_ssl.evaluations._context import Context
+from tico_ssl.features.evidence import Evidence, Scores, resampled
 from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime.errors import UserError
@@ -80,13 +81,54 @@ def cluster(features: Tensor, classes: int, config: Config, label: str | None = 
     return clusters
 
 
-def agreement(clusters: np.ndarray, truth: np.ndarray) -> Numbers:
-    """In per cent: normalised mutual information (arithmetic mean), adjusted Rand index, and accuracy under the best
-    one-to-one assignment of clusters to classes."""
-    table = contingency_matrix(truth, clusters)
+def agreement(clusters: np.ndarray, truth: np.ndarray) -> Scores:
+    """In per cent: normalised mutual information, adjusted Rand index, and accuracy. When images are resampled, their
+    clusters stay, as the weights do."""
+    (classes, rows), (named, columns) = (np.unique(of, return_inverse=True) for of in (truth, clusters))
+    cells = rows * len(named) + columns
+
+    def measured(counts: np.ndarray, metric: Callable[[np.ndarray], float]) -> np.ndarray:
+        """A metric, if each image counts so often (resamples, images)."""
+        tables = (np.bincount(cells, of, len(classes) * len(named)) for of in counts)
+        return np.array([100 * metric(table.reshape(len(classes), len(named))) for table in tables])
+
+    numbers: Numbers = {}
+    evidence: dict[str, Evidence] = {}
+    for name, metric in AGREEMENTS.items():
+        numbers[name] = float(measured(np.ones((1, len(truth))), metric)[0])
+        evidence[name] = resampled(numbers[name], partial(measured, metric=metric), len(truth))
+    return Scores(numbers, evidence)
+
+
+def mutual_information(table: np.ndarray) -> float:
+    """Of classes (rows) and clusters, normalised by the arithmetic mean of their entropies."""
+    joint = table / table.sum()
+    of_classes, of_clusters = joint.sum(1), joint.sum(0)
+    both = _entropy(of_classes) + _entropy(of_clusters)
+    return 2 * max(0.0, both - _entropy(joint)) / both if both > 0 else 1.0
+
+
+def _entropy(shares: np.ndarray) -> float:
+    there = shares[shares > 0]
+    return float(-(there * np.log(there)).sum())
+
+
+def rand_index(table: np.ndarray) -> float:
+    """The share of pairs of images on which classes and clusters agree, adjusted for chance."""
+    together, of_classes, of_clusters = (_pairs(of) for of in (table, table.sum(1), table.sum(0)))
+    by_chance = of_classes * of_clusters / max(_pairs(table.sum()), 1.0)
+    most = (of_classes + of_clusters) / 2
+    return (together - by_chance) / (most - by_chance) if most > by_chance else 1.0
+
+
+def _pairs(counts: np.ndarray) -> float:
+    return float((counts * (counts - 1)).sum() / 2)
+
+
+def assigned(table: np.ndarray) -> float:
+    """Accuracy under the best one-to-one assignment of clusters to classes."""
     rows, columns = linear_sum_assignment(table, maximize=True)
-    return {
-        "nmi": 100 * float(normalized_mutual_info_score(truth, clusters)),
-        "ari": 100 * float(adjusted_rand_score(truth, clusters)),
-        "accuracy": 100 * float(table[rows, columns].sum() / len(truth)),
-    }
+    return float(table[rows, columns].sum() / table.sum())
+
+
+AGREEMENTS = {"nmi": mutual_information, "ari": rand_index, "accuracy": assigned}

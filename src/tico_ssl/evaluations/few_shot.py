@@ -21,6 +21,7 @@ from tico_ssl.results.metrics import TOP1
 from tico_ssl.results.record import Result
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import say
+from tico_ssl.runtime.wording import counted
 
 COST = "features"
 METRICS = (TOP1,)
@@ -47,10 +48,12 @@ def run(context: Context, config: Config) -> Result:
     fewest = int(labels.unique(return_counts=True)[1].min())
     shots = [number for number in config.shots if number <= fewest]
     if not shots:
-        raise UserError(f"{context.protocol} needs {min(config.shots)} images per class, one has {fewest}: lower shots")
+        raise UserError(
+            f"{context.protocol} needs {counted(min(config.shots), 'image')} per class, one has {fewest}: lower shots"
+        )
     if too_many := [number for number in config.shots if number > fewest]:
         left_out = ", ".join(map(str, too_many))
-        say(f"{context.protocol} leaves out {left_out} images per class: one class has {fewest} training images")
+        say(f"{context.protocol} leaves out {left_out} images per class: one class has only {fewest}")
     return context.compare(config, lambda features: few_shot_accuracy(features, shots, config, context.device))
 
 

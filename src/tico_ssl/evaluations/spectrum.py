@@ -13,6 +13,7 @@ from tico_ssl.evaluations._representation.spectra import eigenvalues, entropy_ra
 from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime.progress import say
+from tico_ssl.runtime.wording import counted
 
 COST = "features"
 METRICS = (Metric("*largest_share", "%"), Metric("*"))
@@ -37,7 +38,7 @@ def run(context: Context, config: Config) -> Result:
     spectra = {}
     short = {(len(values), values.shape[1]) for values in features.values() if len(values) <= values.shape[1]}
     for images, width in sorted(short):
-        say(f"spectrum: {images:,} images cannot span {width:,} dimensions; give more")
+        say(f"spectrum: {counted(images, 'image')} cannot span {width:,} dimensions; give more")
     for name, values in features.items():
         found = eigenvalues(values)
         numbers[name] = measures(found)

@@ -30,6 +30,7 @@ from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime.errors import UserError, refusal
 from tico_ssl.runtime.json_lines import append_json_line, read_json_lines, sealed, unsealed
 from tico_ssl.runtime.progress import say, track
+from tico_ssl.runtime.wording import counted
 
 PRESENT, HARD, ABSENT = 1, 0, -1
 MOST_WORK, FEWEST_RESAMPLES = 2**31, 200  # scores that the intervals are made of, over all resamples
@@ -90,7 +91,9 @@ def svm_precision(features: Features, config: Config, title: str | None = None, 
         train, targets = train[chosen], targets[chosen]
     possible = [i for i in range(classes) if _enough(targets[:, i], config.folds) and (truths[:, i] == PRESENT).any()]
     if not possible:
-        raise UserError(f"svm needs a class with {config.folds} training images and a test image; there is none")
+        raise UserError(
+            f"svm needs a class with {counted(config.folds, 'training image')} and a test image; there is none"
+        )
     sound = map(unsealed, read_json_lines(kept) if kept is not None else [])
     done = {line["class"]: line for line in sound if line is not None}
     waiting = [i for i in possible if i not in done]

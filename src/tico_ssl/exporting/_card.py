@@ -12,6 +12,7 @@ from tico_ssl.results.run_folder import Run
 from tico_ssl.results.table import OWN, markdown_lines
 from tico_ssl.results.verdict import verdict
 from tico_ssl.runtime.printing import printable
+from tico_ssl.runtime.wording import counted
 
 SPLITS = ("train", "val", "test", "images")  # names of folders that say little
 HEADER = """---
@@ -53,9 +54,9 @@ def _training(record: Record, origin: Origin) -> dict[str, str]:
     packages = record.environment["packages"]
     return {
         "method": f"{name}{target}",
-        "data": _data_name(record.setting("data.source")) + (f", {limit} images" if limit else ""),
+        "data": _data_name(record.setting("data.source")) + (f", {counted(limit, 'image')}" if limit else ""),
         "epochs": f"{record.epoch:g} of {record.epochs}",
-        "batch": f"{record.batch_size} images",
+        "batch": counted(record.batch_size, "image"),
         "optimiser": f"{record.setting('optimizer.name')}, base learning rate {record.setting('optimizer.lr')}",
         "seed": str(record.setting("training.seed")),
         "software": ", ".join(f"{key} {packages[key]}" for key in ("tico-ssl", "torch") if key in packages),
@@ -86,7 +87,7 @@ def _own(numbers: dict[str, Numbers]) -> dict[str, Numbers]:
 
 def _rows(result: Line) -> list[list[str]]:
     data, settings = result.get("data", {}), result.get("settings", {})
-    images = f"{data.get('train', '?')} training, {data.get('test', '?')} test images"
+    images = f"{data.get('train', '?')} training, {counted(data.get('test', '?'), 'test image')}"
     where = f"{_data_name(data.get('source', '?'))}: {images}"
     written = ", ".join(f"{key} {value}" for key, value in settings.items())
     return [

@@ -8,6 +8,7 @@ from tico_ssl.features.homes import require_model
 from tico_ssl.results.formats import require_kind
 from tico_ssl.runtime.json_lines import write_json_lines
 from tico_ssl.runtime.progress import say
+from tico_ssl.runtime.wording import counted
 
 if TYPE_CHECKING:
     from tico_ssl.features.album import Album
@@ -71,6 +72,6 @@ def name_bad_files(album: "Album", bad: dict[int, str], file: Path) -> None:
         return
     lines = [{"file": album.path(place), "reason": reason} for place, reason in bad.items()]
     write_json_lines(file, lines)
-    say(f"{len(bad):,} of {len(album):,} images cannot be read; all are in {file}")
+    say(f"{len(bad):,} of {counted(len(album), 'image')} cannot be read; all are in {file}")
     for line in lines[:SHOWN]:
         say(f"  {line['file']}: {line['reason']}")

@@ -132,6 +132,9 @@ class Scores(dict[str, float]):
     def __or__(self, other: Mapping[str, float]) -> "Scores":  # type: ignore[override]
         return Scores({**self, **other}, self.evidence | evidence_of(other))
 
+    def __ior__(self, other: Mapping[str, float]) -> "Scores":  # type: ignore[override]
+        return self | other  # a dict's own would lose the evidence
+
     def renamed(self, name: Callable[[str], str]) -> "Scores":
         """The same under other names."""
         return Scores(
@@ -168,7 +171,7 @@ def over_draws(runs: Sequence[Numbers]) -> Scores:
 def resampled(
     value: float, metric: Callable[[np.ndarray], np.ndarray], images: int, resamples: int = RESAMPLES
 ) -> Resampled:
-    """A metric in per cent, and its values on resamples: it is given how often each image counts, (resamples,
+    """A metric, and its values on resamples: it is given how often each image counts, (resamples,
     images)."""
     return Resampled(value, np.concatenate([metric(counts) for counts in _resamples(images, resamples)]), images)
 
@@ -195,6 +198,13 @@ def means(values: Mapping[str, Tensor]) -> Scores:
             numpy = each.double().cpu().numpy()
             evidence[name] = resampled(numbers[name], partial(_mean, numpy), len(numpy))
     return Scores(numbers, evidence)
+
+
+def mean_of(name: str, values: Tensor) -> Scores:
+    """A mean over images, of any values, in their own unit."""
+    numpy = values.double().cpu().numpy()
+    value = float(numpy.mean())
+    return Scores({name: value}, {name: resampled(value, lambda counts: counts @ numpy / len(numpy), len(numpy))})
 
 
 def _mean(values: np.ndarray, counts: np.ndarray) -> np.ndarray:

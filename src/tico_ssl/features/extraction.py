@@ -1,6 +1,5 @@
 """Features of frozen backbones: extracted once, used by every protocol that needs no gradient."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -15,8 +14,8 @@ from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import autocast
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import track
-from tico_ssl.views import operations
-from tico_ssl.views.centre import KEPT
+from tico_ssl.runtime.wording import counted
+from tico_ssl.views import centre, operations
 from tico_ssl.views.executor import sizes_of
 
 WAITING = 32  # batches whose features stay on the device: copying them waits for all that is queued there
@@ -57,7 +56,7 @@ def squashed(backbone: Backbone, images: Tensor | Sequence[Tensor]) -> Tensor:
 
 def needed_side(backbone: Backbone) -> int:
     """Shorter side, in pixels, at which an image's central crop has the resolution of the network's input."""
-    return math.ceil(backbone.image_size / KEPT)
+    return centre.needed_side(backbone.image_size)
 
 
 def extract(
@@ -101,7 +100,7 @@ def extract_all(
     if together:
         found = [in_order(*one) for one in found]
     if not len(found[0].places):
-        raise UserError(f"{source.name}: none of the {len(source)} images can be read")
+        raise UserError(f"{source.name}: none of the {counted(len(source), 'image')} can be read")
     for backbone, one in zip(backbones, found, strict=True):
         require_finite(backbone, one.features)
     return found
@@ -183,7 +182,7 @@ def require_finite(backbone: Backbone, features: Tensor) -> None:
     """Refuse features that are not numbers."""
     if bad := int((~features.isfinite().all(dim=1)).sum()):
         raise UserError(
-            f"{backbone.config.name} returns non-finite features for {bad} of {len(features)} images: "
+            f"{backbone.config.name} returns non-finite features for {bad} of {counted(len(features), 'image')}: "
             "its weights are damaged, or its training has diverged"
         )
 

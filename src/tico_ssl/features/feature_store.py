@@ -33,6 +33,7 @@ from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.json_lines import Line, append_json_line, parsed_lines, sealed, unsealed, write_json_lines
 from tico_ssl.runtime.locks import alone_in
 from tico_ssl.runtime.progress import say
+from tico_ssl.runtime.wording import counted
 
 BLOCK = 8 * BATCH  # images between two writes: what memory holds, and what a killed command computes again
 VERSION = 1  # of the content: raise it when the same key would mean other features
@@ -143,7 +144,7 @@ def fill(
     share, and the main one has the store."""
     begun, rows = distributed.everyone((0, 0) if store is None else (store.done, store.rows))[0]
     if 0 < begun < len(album) and label:
-        say(f"continuing after {begun:,} of {len(album):,} images")
+        say(f"continuing after {begun:,} of {counted(len(album), 'image')}")
     for part, end in zip(album.parts, album.ends, strict=True):
         offset = max(begun, end - len(part.source))
         if offset >= end:
@@ -157,7 +158,7 @@ def fill(
                 bad = {offset + place: reason_unread(source, place) for place in unread}
                 store.append(F.normalize(block.features, dim=1) if unit else block.features, bad, offset + block.end)
     if not rows:
-        raise UserError(f"{album.parts[0].source.name}: none of the {len(album)} images can be read")
+        raise UserError(f"{album.parts[0].source.name}: none of the {counted(len(album), 'image')} can be read")
 
 
 def _last(source: Source, count: int) -> Source:

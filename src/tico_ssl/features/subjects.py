@@ -25,6 +25,7 @@ from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import digest
 from tico_ssl.runtime.progress import say
 from tico_ssl.runtime.randomness import derived_seed, generator
+from tico_ssl.runtime.wording import counted
 
 USUAL_SIZE = 224  # pixels, where images have different sizes
 
@@ -69,7 +70,7 @@ def open_others(run: str | Path, against: Sequence[str | Path], subject: Subject
         found[name] = replace(open_subject(model, data), given=other.given)
         theirs, ours = (one.backbone.config.channels for one in (found[name], subject))
         if theirs != ours:
-            raise UserError(f"{other.given}: takes images of {theirs} channel(s), and {run} takes {ours}")
+            raise UserError(f"{other.given}: takes images of {counted(theirs, 'channel')}, and {run} takes {ours}")
     return found
 
 

@@ -1,6 +1,7 @@
 """Small squares of images, for pages and sheets."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from tico_ssl.data.bad_files import attempts
 from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.source import Source
+from tico_ssl.runtime.device import one_thread
 
 THREADS = 4  # that decode
 
@@ -24,8 +26,11 @@ def thumbnails(source: Source, places: Tensor, side: int) -> np.ndarray:
     if source.images is not None:
         parts = [squares(source.take(part), side) for part in places.split(1024)]
     else:
-        found = attempts(source, places.tolist(), THREADS)
-        parts = [squares((torch.zeros(3, side, side) if isinstance(x, BadImage) else x)[None], side) for x in found]
+        small = replace(source, fetch=lambda place: torch.from_numpy(squares(source.fetch(place)[None], side)))
+        black = np.zeros((1, side, side, 3), dtype=np.uint8)
+        with one_thread():
+            found = attempts(small, places.tolist(), THREADS)
+            parts = [black if isinstance(one, BadImage) else one.numpy() for one in found]
     return np.concatenate(parts) if parts else np.zeros((0, side, side, 3), dtype=np.uint8)
 
 

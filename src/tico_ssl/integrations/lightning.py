@@ -22,6 +22,7 @@ from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.extras import install_command
 from tico_ssl.runtime.randomness import generator
+from tico_ssl.runtime.wording import counted
 from tico_ssl.training.initial import Start
 from tico_ssl.training.plan import Plan
 from tico_ssl.training.setup import build_method
@@ -136,7 +137,7 @@ class LightningMethod(LightningModule):
         found = count * distributed.world_size() * self.trainer.accumulate_grad_batches
         if self.recipe.optimizer.scale_lr and found != (said := self.recipe.training.batch_size):
             raise UserError(
-                f"a step has {found} images and the learning rate is for training.batch_size={said}: "
+                f"a step has {counted(found, 'image')} and the learning rate is for training.batch_size={said}: "
                 f"pass overrides={{'training.batch_size': {found}}}, or 'optimizer.scale_lr': False"
             )
 

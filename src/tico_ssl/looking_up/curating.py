@@ -10,6 +10,7 @@ from tico_ssl.features.homes import require_model
 from tico_ssl.looking_up.findings import Curation, Threshold, scored
 from tico_ssl.looking_up.searching import require_output_folder
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.wording import counted
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +77,7 @@ def examined(
     if count < 2:
         raise UserError(f"{data}: {count} image, which has nothing to be compared with")
     if subset is not None and subset > count:
-        raise UserError(f"--subset={subset}: there are only {count:,} images that can be read")
+        raise UserError(f"--subset={subset}: there are only {counted(count, 'image')} that can be read")
     cosines = neighbour_cosines(index.rows, min(neighbours, count - 1), device, AT_ONCE)
     nearest, scores = cosines[:, 0], 1 - cosines.mean(dim=1)
     cut = chosen_threshold(nearest) if threshold is None else Threshold(threshold, "as given")

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tico_ssl.runtime.wording import counted
+
 if TYPE_CHECKING:
     from tico_ssl.looking_up.index import Index
 
@@ -55,17 +57,18 @@ class Curation:
 
     def lines(self) -> list[str]:
         """The findings in words."""
+        alike = f"{self.copies:,} in {counted(len(self.groups), 'group')}" if self.groups else "none"
         found = [
             f"images     {self.images:,} of {self.data}",
-            f"duplicates {self.copies:,} in {len(self.groups):,} groups, by a cosine of {self.threshold.cosine:.6f}",
+            f"duplicates {alike}, by a cosine of {self.threshold.cosine:.6f}",
         ]
         if self.across_splits:
-            found.append(
-                f"           {self.across_splits:,} groups are in more than one split: tests may know the answer"
-            )
+            groups = counted(self.across_splits, "group")
+            found.append(f"           in more than one split: {groups}, so tests may know the answer")
         if self.across_classes:
-            found.append(f"           {self.across_classes:,} groups are in more than one class: labels may be wrong")
-        found.append(f"outliers   {self.unusual:,}, the first {self.outliers[0].path}")
+            groups = counted(self.across_classes, "group")
+            found.append(f"           in more than one class: {groups}, so labels may be wrong")
+        found.append(f"outliers   {self.unusual or 'none'}, the most unusual image {self.outliers[0].path}")
         if self.subset is not None:
             far = self.subset[-1].score
             found.append(f"subset     {len(self.subset):,}; the last was {far:.4f} (1 - cosine) from those before it")

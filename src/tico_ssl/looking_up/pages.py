@@ -10,6 +10,7 @@ from tico_ssl.report.atlas import image_url
 from tico_ssl.report.charts import Chart, Series
 from tico_ssl.report.html import Html, tag
 from tico_ssl.report.page import Section, figure, page, paragraph
+from tico_ssl.runtime.wording import counted
 
 SIDE = 112  # pixels of a thumbnail
 MOST_GROUPS, MOST_MEMBERS, MOST_TILES = 100, 12, 60
@@ -42,7 +43,7 @@ def curation_page(found: Curation, pictures: Mapping[int, np.ndarray]) -> str:
     header = [
         tag("p", "tico curate", class_="kicker"),
         tag("h1", found.data),
-        paragraph(f"{found.images:,} images. Nothing has been deleted or moved.", class_="lead"),
+        paragraph(f"{counted(found.images, 'image')}. Nothing has been deleted or moved.", class_="lead"),
         _facts(found),
     ]
     sections = [_duplicates(found, pictures), _outliers(found, pictures)]
@@ -94,7 +95,7 @@ def _duplicates(found: Curation, pictures: Mapping[int, np.ndarray]) -> Section:
     text = f"Images with a cosine of {found.threshold.cosine:.6f} or more are in one group ({found.threshold.rule}); "
     text += "with each is its cosine to its nearest image. "
     shown = min(MOST_GROUPS, len(found.groups))
-    text += f"The first {shown} of {len(found.groups):,} groups" if shown < len(found.groups) else "All groups"
+    text += f"The first {shown} of {counted(len(found.groups), 'group')}" if shown < len(found.groups) else "All groups"
     text += ", most alike first; all of them are in duplicates.csv."
     groups = [_group(number, group, pictures) for number, group in enumerate(found.groups[:MOST_GROUPS], 1)]
     nothing = [paragraph("There are none.", class_="missing")]
@@ -103,7 +104,7 @@ def _duplicates(found: Curation, pictures: Mapping[int, np.ndarray]) -> Section:
 
 
 def _group(number: int, group: list[Scored], pictures: Mapping[int, np.ndarray]) -> Html:
-    title = f"{number}: {len(group):,} images"
+    title = f"{number}: {counted(len(group), 'image')}"
     if len(group) > MOST_MEMBERS:
         title += f", of which {MOST_MEMBERS} are shown"
     for what, values in (("splits", {m.split for m in group}), ("classes", {m.name for m in group})):

@@ -10,6 +10,7 @@ from tico_ssl.looking_up.findings import Found, scored
 from tico_ssl.results.table import print_table
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import say
+from tico_ssl.runtime.wording import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +55,7 @@ def search(
         matches = [scored(index, *near) for near in zip(rows, cosines, strict=True)]
         found = [Found(str(query), near) for query, near in zip(queries, matches, strict=True)]
         if index.bad:
-            say(f"{len(index.bad):,} of {len(index.album):,} images cannot be read (`tico data check`)")
+            say(f"{len(index.bad):,} of {counted(len(index.album), 'image')} cannot be read (`tico data check`)")
         if out is not None:
             _write(Path(out).expanduser(), found, images, index)
     return found

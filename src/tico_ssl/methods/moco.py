@@ -39,6 +39,7 @@ from tico_ssl.networks.target import Target, encode_both
 from tico_ssl.optim.schedules import cosine_ema_decay
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.wording import counted
 
 
 class MoCoTerms(NamedTuple):
@@ -123,7 +124,9 @@ class Config(MethodConfig):
         """Every query group has the same number of images in common with every key group."""
         splits = self.bn_splits
         if images % splits**2:
-            raise UserError(f"method.bn_splits {splits}: {images} images at once are no multiple of {splits**2}")
+            raise UserError(
+                f"method.bn_splits {splits}: {counted(images, 'image')} at once are no multiple of {splits**2}"
+            )
 
 
 class MoCo(Method):

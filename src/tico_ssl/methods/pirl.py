@@ -38,6 +38,7 @@ from tico_ssl.methods._queue import mean_cosine
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.wording import counted
 
 
 def similarities(
@@ -139,7 +140,8 @@ class PIRL(Method):
         """The memory bank needs an entry for every image."""
         if images > self.config.images:
             raise UserError(
-                f"PIRL's memory bank has {self.config.images} entries for {images} images: set method.images={images}"
+                f"PIRL's memory bank has {self.config.images} entries for {counted(images, 'image')}: "
+                f"set method.images={images}"
             )
 
     def encode(self, batch: Batch, fixed: bool = True) -> Encoded:

@@ -32,6 +32,7 @@ from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.projector import head
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.wording import counted
 
 ASSIGNED = 2  # views whose assignments the others predict
 
@@ -125,7 +126,7 @@ class Config(MethodConfig):
     def check_batch(self, batch: int, together: int) -> None:
         """A queue, if there is one, that has room for a batch."""
         if 0 < self.queue < batch:
-            raise UserError(f"method.queue {self.queue} is shorter than a batch of {batch} images")
+            raise UserError(f"method.queue {self.queue} is shorter than a batch of {counted(batch, 'image')}")
 
 
 class SwAV(Method):

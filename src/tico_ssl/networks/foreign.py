@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.wording import counted
 
 Tensors = dict[str, Tensor]
 INSIDE = ("state_dict", "model", "teacher", "classy_state_dict", "base_model", "trunk")  # entries that hold the network
@@ -71,14 +72,14 @@ class Match:
         """A table in words."""
         total = len(self.found) + len(self.unfit) + len(self.missing)
         under = f" under '{self.prefix}'" if self.prefix else ""
-        lines = [f"loaded    {len(self.found)} of {total} tensors{under}"]
+        lines = [f"loaded    {len(self.found)} of {counted(total, 'tensor')}{under}"]
         lines += [f"adapted   {name} {how}" for name, how in self.adapted.items()]
         lines += [f"unfit     {name} {' -> '.join(shapes)}; at random" for name, shapes in self.unfit.items()]
         if self.missing:
             lines.append(f"missing   {_shown(self.missing)}; at random")
         if self.ignored:
             names = [name.removeprefix(self.prefix) for name in self.ignored]
-            lines.append(f"ignored   {_shown(_groups(names))} ({len(names)} tensors)")
+            lines.append(f"ignored   {_shown(_groups(names))} ({counted(len(names), 'tensor')})")
         return lines
 
 

@@ -26,6 +26,7 @@ from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import sent
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.randomness import generator
+from tico_ssl.runtime.wording import counted
 from tico_ssl.views.executor import Views, crops_ragged, sizes_of
 
 RESIDENT_SHARE = 0.4  # fraction of the device's free memory that the images may take
@@ -63,10 +64,10 @@ class Loader:
     ) -> None:
         world = distributed.world_size()
         if batch_size % world:
-            raise UserError(f"training.batch_size {batch_size} is not a multiple of the {world} processes")
+            raise UserError(f"training.batch_size {batch_size} is not a multiple of the {counted(world, 'process')}")
         if batch_size > len(source):
             raise UserError(
-                f"training.batch_size {batch_size} is larger than the {len(source)} images of {source.name}"
+                f"training.batch_size {batch_size} is larger than the {counted(len(source), 'image')} of {source.name}"
             )
         self.source, self.views, self.batch_size, self.seed, self.device = source, views, batch_size, seed, device
         self.bad = bad if bad is not None else BadFiles()

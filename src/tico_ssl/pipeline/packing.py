@@ -20,14 +20,18 @@ from PIL import Image
 from torch import Tensor
 
 from tico_ssl.data.bad_files import in_order
-from tico_ssl.data.decoding import BadImage
+from tico_ssl.data.decoding import BadImage, open_file, picture_size
 from tico_ssl.data.formats.packed import MAGIC, PAGE, PLAIN, PREAMBLE, SPLIT, SUFFIX, first_page, refusing, require
-from tico_ssl.data.source import Source
+from tico_ssl.data.source import Reduced, Source
 from tico_ssl.data.splits import Part, together
+from tico_ssl.runtime.device import one_thread
+from tico_ssl.runtime.locks import locked
 from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.progress import track
+from tico_ssl.runtime.wording import counted
 from tico_ssl.views import operations
 
+SAMPLE = 32  # images whose size is looked at
 Encoded = tuple[int, bytes, str]  # channels, content, and the error if there is no content
 
 
@@ -40,6 +44,8 @@ class PackReport:
     bytes: int
     seconds: float
     resumed_from: int
+    sides: Reduced
+    """Shorter sides of the images: packed, and before."""
 
 
 def pack(
@@ -70,9 +76,13 @@ def pack(
         folders = [f"{folder}/" for folder, count in (splits or {}).items() for _ in range(count)]
         bad = [((folders[i] if folders else "") + os.fsdecode(names[i]), reason) for i, reason in work.bad]
         example = f", such as {printable(bad[0][0])} ({bad[0][1]})" if bad else ""
-        require(len(bad) < len(source), f"{source.name}: none of {len(source)} images can be packed{example}")
-        written = work.finish(source, names, size, "jpeg" if jpeg else "fixed", splits)
-    return PackReport(len(source) - len(bad), bad, written, time.monotonic() - started, places.start)
+        require(
+            len(bad) < len(source), f"{source.name}: none of {counted(len(source), 'image')} can be packed{example}"
+        )
+        shorter = original_side(source)
+        written = work.finish(source, names, size, "jpeg" if jpeg else "fixed", splits, shorter)
+    sides, seconds = Reduced(size, shorter), time.monotonic() - started
+    return PackReport(len(source) - len(bad), bad, written, seconds, places.start, sides)
 
 
 def pack_splits(
@@ -106,14 +116,8 @@ def _encoded(source: Source, encode: Callable[[Tensor], bytes], at: Iterable[int
         except (BadImage, OSError) as error:
             return 0, b"", error.reason if isinstance(error, BadImage) else str(error)
 
-    # One thread per image is faster than all threads for one, and sums must not depend on the number of cores.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(workers) as pool:
-            yield from in_order(pool, work, at, 4 * workers)
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), ThreadPoolExecutor(workers) as pool:  # sums must not depend on the number of cores either
+        yield from in_order(pool, work, at, 4 * workers)
 
 
 def _square(image: Tensor, size: int) -> bytes:
@@ -139,6 +143,31 @@ def _small_jpeg(image: Tensor, size: int, quality: int) -> bytes:
     return stream.getvalue()
 
 
+def original_side(source: Source) -> int:
+    """The median of the shorter sides that the images have, or had before they were packed, in pixels, of a few of
+    them; 0 where none can be read."""
+    if source.reduced is not None:
+        return source.reduced.original
+    count = min(SAMPLE, len(source))
+    sides = [side for i in range(count) if (side := _stored_side(source, i * len(source) // count)) is not None]
+    return int(np.median(sides)) if sides else 0
+
+
+def _stored_side(source: Source, place: int) -> int | None:
+    """The shorter side of an image: of a file by its header, since large JPEGs are decoded at a fraction of their
+    size."""
+    name = source.names(place)
+    with suppress(BadImage, OSError, ValueError):
+        if source.files is not None:
+            with suppress(OSError, ValueError), open_file(source.files(place), name) as file:  # else its pixels tell
+                return min(picture_size(file))
+        elif source.content is not None:
+            with suppress(OSError, ValueError):
+                return min(picture_size(io.BytesIO(source.content(place))))
+        return min(source.fetch(place).shape[1:])
+    return None
+
+
 def _bounds(sizes: Iterable[int]) -> bytes:
     """Start offsets of consecutive pieces, and the end of the last one."""
     return np.cumsum([0, *sizes], dtype="<i8").tobytes()
@@ -161,7 +190,17 @@ class Unfinished:
         out.parent.mkdir(parents=True, exist_ok=True)
         self.paths = [out.with_name(out.name + end) for end in (".partial", ".journal")]
         self.data, self.journal = self.files = [path.open("a+b") for path in self.paths]
+        self._require_alone()
         self._continue(fingerprint + b"\n", label and f"{label}: existing images")
+
+    def _require_alone(self) -> None:
+        """Two commands that wrote one file would both append to it. The other may also have ended just now, and have
+        taken its journal away."""
+        alone = locked(self.journal) and all(path.exists() for path in self.paths)
+        if not alone:
+            for file in self.files:
+                file.close()
+        require(alone, f"{self.out}: another command is writing it: wait for its end, or choose another name")
 
     def _continue(self, fingerprint: bytes, label: str | None) -> None:
         size, length = self.data.seek(0), self.journal.seek(0)
@@ -198,7 +237,13 @@ class Unfinished:
         self.done += 1
 
     def finish(
-        self, source: Source, names: list[bytes], size: int, kind: str, splits: Mapping[str, int] | None = None
+        self,
+        source: Source,
+        names: list[bytes],
+        size: int,
+        kind: str,
+        splits: Mapping[str, int] | None = None,
+        shorter: int = 0,
     ) -> int:
         """Write the sections after the images, then the first page, and rename the file. Returns its size."""
         places, sizes, checksums = np.array(self.kept).reshape(-1, 3).T
@@ -218,7 +263,8 @@ class Unfinished:
         what: dict[str, Any] = {"name": source.name, "kind": kind, "count": len(kept)}
         what |= {"channels": self.channels, "size": size, "classes": source.classes, "sections": sections}
         what |= {"splits": _left(splits, places)} if splits else {}
-        version, text = SPLIT if splits else PLAIN, json.dumps(what).encode()
+        what |= {"shorter": shorter} if shorter > size else {}
+        version, text = SPLIT if splits or shorter > size else PLAIN, json.dumps(what).encode()
         self.data.write(text)
         self.close()
         with self.paths[0].open("r+b", buffering=0) as file:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tico_ssl.runtime.wording import counted
+
 # Okabe and Ito's colour-blind safe palette, with a lighter blue, and grey for black, so that all are visible on white
 # and on near-black. Beyond eight series, marker shapes change.
 PALETTE = ("#1f83c4", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#9a8f00", "#8a8f98")
@@ -73,7 +75,8 @@ class Chart:
         if self.kind == "heat":
             return f"Heat map of {len(self.names)} by {len(self.names)} classes: {self.title}."
         if self.kind == "points":
-            return f"{self.title}: {sum(len(s.x) for s in self.series):,} points in {len(self.series)} groups."
+            points = counted(sum(len(s.x) for s in self.series), "point")
+            return f"{self.title}: {points} in {counted(len(self.series), 'group')}."
         ends = []
         for series in self.series[:6]:
             values = [value for value in series.y if value is not None]

@@ -7,6 +7,7 @@ from tico_ssl.report.names import full_name, within
 from tico_ssl.results.record import Record, duration
 from tico_ssl.results.verdict import POINTS, Verdict, verdict
 from tico_ssl.runtime.locks import LOCK
+from tico_ssl.runtime.wording import counted
 
 Tone = Literal["good", "bad", "plain"]
 WAITING = 0.1  # share of the training time worth a sentence
@@ -28,7 +29,7 @@ def findings(record: Record) -> list[Sentence]:
     if share > WAITING:
         found.append(Sentence("bad", f"{share:.0%} of the training time was spent waiting for images."))
     if record.bad_files:
-        found.append(Sentence("bad", f"{len(record.bad_files):,} files could not be read and were left out."))
+        found.append(Sentence("bad", f"Left out: {counted(len(record.bad_files), 'file')} that could not be read."))
     return found
 
 

@@ -11,6 +11,7 @@ from tico_ssl.results.intervals import difference_interval, interval
 from tico_ssl.results.record import Line, Record, duration
 from tico_ssl.results.verdict import Verdict, signed
 from tico_ssl.runtime.fallbacks import sentence
+from tico_ssl.runtime.wording import counted
 
 GLIMPSES = 4  # rows of neighbours
 
@@ -50,7 +51,7 @@ def _number(record: Record) -> list[Html]:
 def _measured(verdict: Verdict, line: Line) -> Html:
     by, images = verdict.by, line.get("data", {}).get("test")
     unit = f"\u00a0{by.metric.unit}" if by.metric.unit else ""
-    label = full_name(by) + (f", {images:,} test images" if isinstance(images, int) else "")
+    label = full_name(by) + (f", {counted(images, 'test image')}" if isinstance(images, int) else "")
     known = ends(interval(line, "trained", by.name), by)
     columns = [name for name in dict.fromkeys([verdict.reference, "untrained", *by.values]) if name in by.values]
     return tag(
@@ -86,12 +87,12 @@ def facts_of(record: Record) -> dict[str, str]:
     size, speed, limit = record.setting("data.image_size"), record.images_per_second, record.setting("data.limit")
     time = duration(record.seconds) if record.logged else "no step logged"
     return {
-        "data": data_name(record) + ("" if limit is None else f", {limit:,} images"),
+        "data": data_name(record) + ("" if limit is None else f", {counted(limit, 'image')}"),
         "method": str(record.setting("method.name", "?")),
         "network": str(record.setting("backbone.name", "?")),
         "image size": "?" if size is None else f"{size} px",
         "epochs": f"{record.epoch:.4g} of {record.epochs}",
-        "batch": f"{record.setting('training.batch_size', '?')} images",
+        "batch": counted(record.setting("training.batch_size", "?"), "image"),
         "time": time + (f", {speed:,.0f} images/s" if speed else ""),
         "machine": str(record.environment.get("gpu") or record.environment.get("processor") or "unknown"),
         **_fallbacks(record),

@@ -10,6 +10,7 @@ from tico_ssl.report.charts import HUES, OTHER, Chart, Series
 from tico_ssl.report.html import Html, tag
 from tico_ssl.report.page import Section, Thumbnails, figure, folded, paragraph, table
 from tico_ssl.results.table import Cell
+from tico_ssl.runtime.wording import counted
 
 MOST_CLASSES, CONFUSED_CLASSES = 50, 25  # in a confusion matrix; of more, those that are confused most
 MOST_BARS = 40  # classes whose accuracy is drawn
@@ -62,7 +63,7 @@ def _groups(picture: Picture) -> tuple[list[Group], str]:
     frequent = sorted(groups, key=lambda group: -len(group.places))[: len(HUES)]
     names = {group.name for group in frequent}
     rest = [group for group in groups if group.name not in names]
-    others = Group(f"{len(rest):,} other classes", np.sort(np.concatenate([group.places for group in rest])), OTHER)
+    others = Group(counted(len(rest), "other class"), np.sort(np.concatenate([group.places for group in rest])), OTHER)
     shown = [group for group in groups if group.name in names]
     return [others, *shown], f"class, the {len(shown)} most frequent of {len(groups):,}"
 
@@ -76,7 +77,7 @@ def gallery(picture: Picture) -> Section:
     """Test images with their nearest training images."""
     per = _per_query(picture)
     rows = [gallery_row(picture, number) for number in range(len(picture.queries.names))]
-    text = f"Test images (left) and the {per} training images nearest to them by cosine similarity."
+    text = f"Test images (left) and the {counted(per, 'training image')} nearest to them by cosine similarity."
     controls = Html("")
     if picture.classes:
         text += " Neighbours of another class are marked ×. Queries are a random sample, class by class."
@@ -156,8 +157,8 @@ def _class_accuracy(names: list[str], confusion: np.ndarray, share: np.ndarray) 
     if many := len(seen) > MOST_BARS:
         order = np.concatenate([order[: MOST_BARS // 2], order[-MOST_BARS // 2 :]])
     total = 100 * np.trace(confusion) / max(1, counts.sum())
-    vote = f"kNN with k = {VOTERS} on {int(counts.sum()):,} test images: {total:.1f} % accuracy."
-    some = f"The {MOST_BARS // 2} hardest and the {MOST_BARS // 2} easiest of {len(seen):,} classes."
+    vote = f"kNN with k = {VOTERS} on {counted(int(counts.sum()), 'test image')}: {total:.1f} % accuracy."
+    some = f"The {MOST_BARS // 2} hardest and the {MOST_BARS // 2} easiest of {counted(len(seen), 'class')}."
     first = some if many else "Hardest classes first."
     return Chart(
         "class-accuracy",
@@ -175,7 +176,7 @@ def confusion_chart(names: list[str], share: np.ndarray) -> Chart:
     text = "Per cent of the images of each true class (row) by predicted class (column)."
     if len(names) > MOST_CLASSES:
         shown = most_confused(share, CONFUSED_CLASSES)
-        text = f"The {len(shown)} classes of {len(names):,} that are confused most with each other. {text}"
+        text = f"The {counted(len(shown), 'class')} of {len(names):,} that are confused most with each other. {text}"
         names, share = [names[place] for place in shown], share[np.ix_(shown, shown)]
     return Chart(
         "confusion",

@@ -16,6 +16,7 @@ from tico_ssl.report.page import Section, Thumbnails, bulleted, command, folded,
 from tico_ssl.report.published import PublishedTable, published_sections
 from tico_ssl.report.run_curves import covariance, time_section, training
 from tico_ssl.results.record import Record
+from tico_ssl.runtime.wording import counted
 
 PITCH, GAP = 132, 4  # pixels from one image of a contact sheet to the next, and of the space between them
 
@@ -84,7 +85,7 @@ def trouble(record: Record) -> Section:
         rows: Rows = [[str(b.get("file", "?")), str(b.get("reason", "?"))] for b in shown]
         more = "" if len(shown) == len(record.bad_files) else f" (the first {len(shown)})"
         content.append(
-            folded(f"{len(record.bad_files):,} files could not be read{more}", table(["file", "reason"], rows))
+            folded(f"{counted(len(record.bad_files), 'file')} could not be read{more}", table(["file", "reason"], rows))
         )
     if not content:
         content.append(paragraph("No warnings, no bad files."))

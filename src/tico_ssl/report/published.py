@@ -19,6 +19,7 @@ from tico_ssl.report.page import Section, bulleted, folded, paragraph, table
 from tico_ssl.results.comparison import Group
 from tico_ssl.results.record import Line, Record
 from tico_ssl.results.table import Cell
+from tico_ssl.runtime.wording import counted
 
 Table = dict[str, Any]
 Row = dict[str, Any]
@@ -214,13 +215,13 @@ def _differences(entry: Table, group: Group, protocol: str) -> list[str]:
     if (side := record.setting("data.image_size")) != entry["image_size"]:
         found.append(f"images of {side} pixels instead of {entry['image_size']}")
     if (limit := record.setting("data.limit")) is not None:
-        found.append(f"pretrained on {limit:,} images")
+        found.append(f"pretrained on {counted(limit, 'image')}")
     if protocol != entry.get("here"):
         found.append(f"ours: {EVALUATIONS.get(protocol, protocol)}")
     data, usual = _result(group, protocol).get("data", {}), published()["data"][_tested(entry)]
     for split, word in (("train", "training"), ("test", "test")):
         if split in usual and split in data and data[split] != usual[split]:
-            found.append(f"evaluated with {data[split]:,} {word} images instead of {usual[split]:,}")
+            found.append(f"evaluated with {counted(data[split], f'{word} image')} instead of {usual[split]:,}")
     return found
 
 

@@ -16,6 +16,7 @@ from tico_ssl.results.metrics import USUAL
 from tico_ssl.results.reading import some
 from tico_ssl.results.record import KNN, Record
 from tico_ssl.results.table import Cell
+from tico_ssl.runtime.wording import counted
 
 MOST_CURVES = 24  # in one figure
 FACTS = ("method", "seeds", "epochs", "seconds", "images/s")  # columns of the table that are no results
@@ -47,7 +48,7 @@ def header(title: str, comparisons: Mapping[str, Comparison], description: str) 
 def _sentences(comparison: Comparison) -> list[str]:
     runs = sum(len(group.records) for group in comparison.groups)
     recipes = f"{len(comparison.groups)} recipes" if len(comparison.groups) > 1 else "one recipe"
-    found = [f"{runs} runs of {recipes}." if runs > 1 else "One run."]
+    found = [f"{counted(runs, 'run')} of {recipes}." if runs > 1 else "One run."]
     if (by := comparison.headline) is None:
         return found
     sign = 1 if by.metric.better == "higher" else -1
@@ -121,7 +122,7 @@ def _curves(comparison: Comparison, key: str, title: str, caption: str) -> Chart
                 name = record.name if len(group.records) > 1 else group.name
                 series.append(replace(curve(lines, key, name), rank=number))
     shown = series[:MOST_CURVES]
-    left_out = f" The first {MOST_CURVES} of {len(series)} runs." if len(series) > MOST_CURVES else ""
+    left_out = f" The first {MOST_CURVES} of {counted(len(series), 'run')}." if len(series) > MOST_CURVES else ""
     height = 340 + 10 * len(shown)
     return Chart(key.replace("_", "-"), title, caption + left_out, shown, "epoch", title, height=height)
 
@@ -185,7 +186,7 @@ def _runs(comparison: Comparison) -> Html:
         for group in comparison.groups
         for record in group.records
     ]
-    return folded(f"{len(rows)} folders", table(["run", "state", "folder"], rows))
+    return folded(counted(len(rows), "folder"), table(["run", "state", "folder"], rows))
 
 
 def _state(record: Record) -> Html:

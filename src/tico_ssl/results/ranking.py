@@ -8,6 +8,7 @@ from tico_ssl.results.confidence import Interval, unpaired_interval
 from tico_ssl.results.metrics import Quantity
 from tico_ssl.results.statistics import difference_of
 from tico_ssl.results.verdict import between, signed
+from tico_ssl.runtime.wording import counted
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ def _difference(by: Quantity, best: Contender, second: Contender) -> tuple[float
     difference, interval = difference_of(best.by_seed, second.by_seed)
     if interval is not None:
         paired = best.by_seed.keys() == second.by_seed.keys()
-        return difference, interval, f"{len(best.by_seed)} seeds" if paired else "seeds that are not the same"
+        return difference, interval, counted(len(best.by_seed), "seed") if paired else "seeds that are not the same"
     sizes, shares = (best.images, second.images), (best.mean / 100, second.mean / 100)
     if not by.metric.share or None in sizes or not all(0 <= share <= 1 for share in shares):
         return difference, None, ""
     low, high = unpaired_interval(shares[0], sizes[0] or 1, shares[1], sizes[1] or 1)
-    return difference, (100 * low, 100 * high), f"{sizes[0]:,} test images"
+    return difference, (100 * low, 100 * high), counted(sizes[0] or 1, "test image")

@@ -17,6 +17,7 @@ from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.json_lines import parsed_lines
 from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.progress import say
+from tico_ssl.runtime.wording import counted
 
 MOST_NAMES = 5  # in a sentence
 TEXT_METRICS = ("fallback", "execution")  # the values of a line of metrics.jsonl that are not numbers
@@ -69,7 +70,7 @@ def _lines(file: Path, sound: Callable[[Line], bool], damage: list[str]) -> list
     lines = parsed_lines(file)
     good = [line for line in lines if line is not None and sound(line)]
     if lost := len(lines) - len(good):
-        damage.append(f"{file.name} is damaged: {lost} of {len(lines)} lines are left out")
+        damage.append(f"{file.name} is damaged: {lost} of {counted(len(lines), 'line')} are left out")
     return good
 
 

@@ -16,6 +16,7 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from tico_ssl.config.recipe import Recipe, dump_recipe, load_recipe
@@ -221,7 +222,8 @@ def _require_same(old: Recipe, new: Recipe, folder: Path, longer: bool) -> None:
     if changed:
         more = f" (and {len(changed) - MOST_SHOWN} more)" if len(changed) > MOST_SHOWN else ""
         shown = "; ".join(changed[:MOST_SHOWN])
-        raise UserError(f"{folder} cannot be resumed with another recipe: {shown}{more}")
+        own = f"`tico pretrain {quote(str(Run(folder).recipe_file))} --out {quote(str(folder))} --resume`"
+        raise UserError(f"{folder} cannot be resumed with another recipe: {shown}{more}; {own} goes on with its own")
 
 
 def _unnumbered(value: Any) -> Any:

@@ -13,6 +13,7 @@ from tico_ssl.results.metrics import WAYS, Measurement, Quantity, measurements
 from tico_ssl.results.record import Line, Result, duration
 from tico_ssl.results.verdict import gain_interval, signed, verdict
 from tico_ssl.runtime.progress import console
+from tico_ssl.runtime.wording import counted
 
 OWN = ("trained", "initial", "untrained", "pixels")  # columns of every run, in order; other models come after them
 FRAME = 3  # characters around a cell: a rule and two spaces
@@ -96,7 +97,7 @@ def _legend(shown: Sequence[Quantity], with_intervals: bool) -> list[str]:
 
 def _title(result: Result) -> str:
     data = result.data
-    images = f"{data['train']:,} training and {data['test']:,} test images ({data['split']})"
+    images = f"{data['train']:,} training and {counted(data['test'], 'test image')} ({data['split']})"
     return f"{data['source']}: {'a quick look at ' if data.get('quick') else ''}{images}"
 
 
@@ -160,7 +161,7 @@ def _print_part(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collec
 def markdown_lines(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int]) -> list[str]:
     """A table in Markdown with aligned columns; those in `left` are aligned left."""
     cells = [[text.replace("|", "\\|").replace("\n", " ") for text in row] for row in (head, *rows)]
-    widths = [max(map(len, column)) for column in zip(*cells)]
+    widths = [max(2, *map(len, column)) for column in zip(*cells)]  # a rule with a colon has a hyphen too
     rule = ["-" * width if i in left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
     padded = [
         [text.ljust(width) if i in left else text.rjust(width) for i, (text, width) in enumerate(zip(row, widths))]

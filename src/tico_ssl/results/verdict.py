@@ -20,6 +20,7 @@ from tico_ssl.results.intervals import difference_interval
 from tico_ssl.results.metrics import Measurement, Quantity, measurements
 from tico_ssl.results.record import Line
 from tico_ssl.results.statistics import Spread
+from tico_ssl.runtime.wording import counted
 
 Outcome = Literal["helped", "harmed", "did not help", "cannot tell"]
 
@@ -114,9 +115,9 @@ class Verdict:
         ends = self.difference_interval
         known = ["interval not known" if ends is None else f"95 % interval {between(*ends, metric.digits)}"]
         if self.seeds > 1:
-            known.append(f"{self.seeds} seeds")
+            known.append(counted(self.seeds, "seed"))
         elif self.images is not None:
-            known.append(f"{self.images:,} test images")
+            known.append(counted(self.images, "test image"))
         return f"{difference} ({', '.join(known)})"
 
     def _other(self, column: str) -> str:

@@ -18,6 +18,7 @@ from tico_ssl.runtime import cache_folder
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.extras import EXTRAS, PACKAGE, install_command
 from tico_ssl.runtime.memory import free_memory
+from tico_ssl.runtime.wording import counted
 
 LITTLE_MEMORY = 2 * 2**30  # bytes
 LITTLE_DISK = 2**30
@@ -148,7 +149,8 @@ def _cores(torch: Any) -> Finding:
 
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     bf16 = "bf16 is faster here" if has_bf16(torch.device("cpu")) else "bf16 is not faster here"
-    text = f"{mine} cores for this process of {os.cpu_count()}, {torch.get_num_threads()} threads for torch; {bf16}"
+    threads = counted(torch.get_num_threads(), "thread")
+    text = f"{counted(mine or 1, 'core')} for this process of {os.cpu_count()}, {threads} for torch; {bf16}"
     return Finding("cpu", text)
 
 

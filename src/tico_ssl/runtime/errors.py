@@ -21,6 +21,7 @@ REMEDIES = {
     errno.EPERM: "check its permissions",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
 }
+UNFINISHED = re.compile(r"\.[0-9a-f]{8}\.tmp$|\.partial$")  # after the name of a file that is being written
 # What libraries raise instead of an OSError when a file cannot be written: torch.save, safetensors.
 WRITER_WORDS = re.compile(r"inline_container|PytorchStreamWriter|Parent directory .* does not exist|\(os error \d+\)")
 # What libraries say of memory that cannot be had, and of sizes that are beyond all memory.
@@ -76,7 +77,7 @@ def refusal(error: BaseException) -> str | None:
 
 def _os_words(error: OSError) -> str:
     reason = error.strerror or str(error) or type(error).__name__
-    where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+    where = f"{UNFINISHED.sub('', os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""
     remedy = REMEDIES.get(error.errno or 0)
     return f"{where}{reason}" + (f"; {remedy}" if remedy else "")
 

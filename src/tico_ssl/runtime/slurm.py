@@ -22,6 +22,7 @@ from tico_ssl.runtime.extras import install_command
 from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.launcher import adopt_srun
 from tico_ssl.runtime.progress import is_main, say
+from tico_ssl.runtime.wording import counted
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
@@ -60,7 +61,8 @@ class Wanted:
 
     def __str__(self) -> str:
         """In a few words."""
-        return f"{self.nodes} node(s), {self.tasks} process(es) on each, {self.minutes:,} minutes at a time"
+        where = f"{counted(self.nodes, 'node')}, {counted(self.tasks, 'process')} on each"
+        return f"{where}, {counted(self.minutes, 'minute')} at a time"
 
 
 def wanted(text: str) -> Wanted:

@@ -1,5 +1,5 @@
-"""Options as their reader knows them. Messages call them as the command line does, `--data`; in a Python program, where
-nobody has typed that, they name the argument, `data=`."""
+"""Options as their reader knows them, and nouns with their number. Messages call options as the command line does,
+`--data`; in a Python program, where nobody has typed that, they name the argument, `data=`."""
 
 import re
 from collections.abc import Iterator
@@ -33,3 +33,16 @@ def _as_argument(found: re.Match[str]) -> str:
         return found["quoted"]
     name = OTHER_NAMES.get(found["name"], found["name"].replace("-", "_"))
     return f"{name}=True" if name in SWITCHES else f"{name}="
+
+
+def counted(number: int | str, noun: str) -> str:
+    """1 image, 2 images, 1,000 classes, ? epochs: a number and its noun, which is given in the singular."""
+    written = number if isinstance(number, str) else f"{number:,}"
+    return f"{written} {noun if number == 1 else _plural(noun)}"
+
+
+def _plural(noun: str) -> str:
+    """By the rules of English spelling; an epoch ends in a k, unlike a batch."""
+    if noun.endswith(("s", "x", "sh", "tch")):
+        return f"{noun}es"
+    return f"{noun[:-1]}ies" if re.search("[^aeiou]y$", noun) else f"{noun}s"

@@ -26,6 +26,7 @@ from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.launcher import launched
 from tico_ssl.runtime.locks import alone_in, locks_exist
 from tico_ssl.runtime.progress import say
+from tico_ssl.runtime.wording import counted
 from tico_ssl.studies import processes, table
 from tico_ssl.studies.cost import epochs_for, read_cost, read_costs, work_of
 from tico_ssl.studies.halving import halved
@@ -109,7 +110,7 @@ class Workshop:
             self._time([job for job in chosen if not self.state(job).done], width)
             open_jobs = [job for job in chosen if job.name not in self.failed and not self.state(job).done]
             if done := len(chosen) - len(open_jobs) - len(self.failed):
-                say(f"{done} of {len(chosen)} runs are done already")
+                say(f"{done} of {counted(len(chosen), 'run')} are done already")
             self.failed |= processes.run_all([self._work(job) for job in open_jobs], width, width, "runs")
         finally:
             summary = self.summary()
@@ -185,7 +186,7 @@ class Workshop:
         lines = []
         for job in chosen:
             own = {key: value for key, value in job.variant.changes.items() if self.study.overrides.get(key) != value}
-            epochs = f"{self.epochs(job.variant)} epochs" if self.timed(job.variant) else "by time"
+            epochs = counted(self.epochs(job.variant), "epoch") if self.timed(job.variant) else "by time"
             changes = " ".join(f"{key}={value}" for key, value in own.items())
             lines.append((job.name, str(self.state(job)), epochs, f"{job.variant.recipe} {changes}".rstrip()))
         widths = [max(map(len, column)) for column in zip(*lines)]

@@ -15,6 +15,7 @@ from tico_ssl.results.metrics import all_of_each
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.progress import say
+from tico_ssl.runtime.wording import counted
 from tico_ssl.studies.table import Summary
 
 if TYPE_CHECKING:
@@ -80,5 +81,5 @@ def _keep_costs(before: Path, folder: Path) -> None:
 
 
 def _in_words(budget: Budget) -> str:
-    words = f"{budget.epochs} epochs" if budget.epochs is not None else f"{budget.seconds:g} s"
+    words = counted(budget.epochs, "epoch") if budget.epochs is not None else f"{budget.seconds:g} s"
     return f"the time of {words} of {budget.epochs_of}" if budget.epochs_of is not None else words

@@ -15,6 +15,7 @@ from rich.progress import Progress, TaskID
 
 from tico_ssl.runtime.errors import Interrupted, signal_name
 from tico_ssl.runtime.progress import bar, say, words
+from tico_ssl.runtime.wording import counted
 
 LOOK_SECONDS = 0.2
 SIDE_BY_SIDE_ON_A_GPU = 3
@@ -153,7 +154,7 @@ def _stop(running: list[_Process]) -> None:
     for one in running:
         one.process.terminate()
     if running:
-        say(f"stopping {len(running)} run(s) after a checkpoint; Ctrl-C again to stop at once")
+        say(f"stopping {counted(len(running), 'run')} after a checkpoint; Ctrl-C again to stop at once")
     try:
         for one in running:
             one.process.wait()

@@ -13,6 +13,7 @@ from tico_ssl.config.study import jobs, load_study
 from tico_ssl.results.study_state import study_file
 from tico_ssl.runtime import slurm
 from tico_ssl.runtime.errors import UserError, one_line
+from tico_ssl.runtime.wording import counted
 from tico_ssl.studies import Workshop, table
 
 
@@ -97,7 +98,7 @@ def submit_study(
         unfinished = [job for job in chosen if not work.state(job).done]
         open_jobs = [job for job in unfinished if job.name not in waiting]
         done, there = len(chosen) - len(unfinished), len(unfinished) - len(open_jobs)
-        lines = [f"{done} of {len(chosen)} runs are done, {there} are in the queue already"]
+        lines = [f"{done} of {counted(len(chosen), 'run')} are done, {there} are in the queue already"]
         if not open_jobs:
             return lines
         work.begin()
@@ -116,7 +117,7 @@ def _told(folder: Path, submitted: dict[str, str], wanted: slurm.Wanted) -> list
     job = next(iter(submitted.values())).partition("_")[0]
     logs = [f"  {name}  {slurm.log_of(folder, number)}" for name, number in submitted.items()]
     return [
-        f"submitted  job {job}: {len(submitted)} run(s), each on {wanted}; logs:",
+        f"submitted  job {job}: {counted(len(submitted), 'run')}, each on {wanted}; logs:",
         *logs,
         f"follow     squeue --job {job}; {folder}/results.md is written whenever a run ends",
         f"stop       scancel {job}, which ends its runs with checkpoints; the same command submits them again",

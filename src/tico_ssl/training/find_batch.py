@@ -16,6 +16,7 @@ from tico_ssl.data.sources import open_training
 from tico_ssl.runtime import fallbacks
 from tico_ssl.runtime.errors import MEMORY_WORDS, UserError, shortage
 from tico_ssl.runtime.progress import say
+from tico_ssl.runtime.wording import counted
 from tico_ssl.training.plan import Plan
 from tico_ssl.training.setup import build_step, prepare
 from tico_ssl.training.step import WARM_UP
@@ -70,7 +71,7 @@ def search(
             size = min(expected, most) if min(expected, most) < too_large else size
     if not peaks:
         raise UserError(
-            f"not even a batch of {too_large} images fits on the GPU: set training.recompute=true, "
+            f"not even a batch of {counted(too_large, 'image')} fits on the GPU: set training.recompute=true, "
             "or choose a smaller data.image_size, backbone.name or method"
         )
     return fits, peaks[fits]
@@ -125,9 +126,9 @@ def _words(recipe: Recipe, size: int, images: int, memory: str) -> list[str]:
     """What was found, and what it means for the learning rate."""
     now, then = (Plan.of(changed, 1).peak_lr for changed in (recipe, _with_batch(recipe, size)))
     rule = "scaled with the batch, as optimizer.scale_lr says" if recipe.optimizer.scale_lr else "not scaled"
-    limit = f", which is all {images:,} images" if size + recipe.training.parts > images else ""
+    limit = f", which is all {counted(images, 'image')}" if size + recipe.training.parts > images else ""
     return [
-        f"the largest batch that fits has {size} images{limit}: {memory}",
+        f"the largest batch that fits has {counted(size, 'image')}{limit}: {memory}",
         f"to use it     training.batch_size={size} (this recipe: {recipe.training.batch_size})",
         f"learning rate {then:g} (this recipe: {now:g}), {rule}; results with another batch are other results",
     ]

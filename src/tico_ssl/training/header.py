@@ -5,6 +5,7 @@ import torch
 from tico_ssl.data.measuring import normalised
 from tico_ssl.networks.backbones import Backbone, coarse_stem, has_small_stem, has_stem
 from tico_ssl.runtime import distributed
+from tico_ssl.runtime.wording import counted
 from tico_ssl.training.setup import Setup, execution_of
 from tico_ssl.training.step import resolve_execution
 from tico_ssl.views.table import left_out
@@ -26,18 +27,20 @@ def described(setup: Setup) -> list[str]:
     """Images, network, machine and schedule."""
     recipe, settings, source, device = setup.recipe, setup.recipe.training, setup.source, setup.device
     size = sum(parameter.numel() for parameter in setup.method.backbone.parameters()) / 1e6
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    labels = (
-        f"{len(source.classes) or _class_count(source.labels)} classes" if source.labels is not None else "no labels"
-    )
+    threads = counted(torch.get_num_threads(), "thread")
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {threads}"
+    labels = "no labels"
+    if source.labels is not None:
+        labels = counted(len(source.classes) or _class_count(source.labels), "class")
+    steps, batch = counted(setup.plan.steps_per_epoch, "step"), counted(settings.batch_size, "image")
     rule = f" ({recipe.optimizer.lr:g} x {settings.batch_size}/256)" if recipe.optimizer.scale_lr else ""
     lines = [
-        f"{recipe.method.name} on {source.name}: {len(source):,} images ({labels}), {setup.loader.storage}",
+        f"{recipe.method.name} on {source.name}: {counted(len(source), 'image')} ({labels}), {setup.loader.storage}",
         f"{recipe.backbone.name}{_stem(setup.method.backbone)}, {size:.2f} M parameters, {recipe.data.image_size} px; "
         f"{where}, "
         f"{str(setup.precision).removeprefix('torch.')}, {resolve_execution(execution_of(recipe), device)} steps, "
-        f"{distributed.world_size()} process(es)",
-        f"{settings.epochs} epochs of {setup.plan.steps_per_epoch} steps of {settings.batch_size} images; "
+        f"{counted(distributed.world_size(), 'process')}",
+        f"{counted(settings.epochs, 'epoch')} of {steps} of {batch}; "
         f"{recipe.optimizer.name}, learning rate {setup.plan.peak_lr:g}{rule}",
         *([setup.plan.shortened] if setup.plan.shortened else []),
         *([coarse] if (coarse := coarse_stem(setup.method.backbone.network, recipe.data.image_size)) else []),

@@ -20,6 +20,7 @@ from tico_ssl.results.run_folder import Run, create_run
 from tico_ssl.runtime import distributed, fallbacks
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import say
+from tico_ssl.runtime.wording import counted
 from tico_ssl.training import loop
 from tico_ssl.training.batch_file import save_batch
 from tico_ssl.training.checkpoint import Position, restore, save_checkpoint
@@ -172,7 +173,9 @@ class _Moments:
     def foretell(self, done: int, seconds: float) -> None:
         epochs = self.setup.recipe.training.epochs
         left = epochs - self.setup.plan.epoch(done)
-        which = f"{epochs} epochs" if left > epochs - 1 else f"the remaining {left:.0f} of {epochs} epochs"
+        which = (
+            counted(epochs, "epoch") if left > epochs - 1 else f"the remaining {left:.0f} of {counted(epochs, 'epoch')}"
+        )
         self.monitor.note(f"about {duration(seconds)} for {which}, as fast as it is now")
 
     def between(self, done: int) -> None:
@@ -220,7 +223,8 @@ def _longer(run: Run, recipe: Recipe) -> str:
     before = run.recipe().training.epochs if run.recipe_file.is_file() else recipe.training.epochs
     if before == recipe.training.epochs:
         return ""
-    return f", {recipe.training.epochs} epochs instead of {before}: from here on with their learning rates and decays"
+    epochs = counted(recipe.training.epochs, "epoch")
+    return f", {epochs} instead of {before}: from here on with their learning rates and decays"
 
 
 def _announce(setup: Setup, run: Run, start: int, initial: list[str], longer: str) -> None:

@@ -1,13 +1,40 @@
 """The deterministic view of evaluations."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from tico_ssl.data.source import Reduced
 from tico_ssl.views import operations
 
 KEPT = 224 / 256  # fraction of the shorter side: resize to 256, then centre-crop 224
+WHOLE_OFFSET = 16  # in images of a multiple of so many pixels, the central crop begins at a whole one
+
+
+def needed_side(size: int) -> int:
+    """Shorter side, in pixels, at which an image's central crop has the resolution of an input of this size."""
+    return math.ceil(size / KEPT)
+
+
+def packing_side(size: int) -> int:
+    """The least side of packed squares whose central crops are, but for being resized twice, those of the originals:
+    any other is off by half a pixel in two of three cases."""
+    return math.ceil(needed_side(size) / WHOLE_OFFSET) * WHOLE_OFFSET
+
+
+def smaller_than_needed(reduced: Reduced | None, size: int) -> str | None:
+    """What is to be said of images that were packed at less than an input of this size needs, though they had more;
+    None of others."""
+    needed = needed_side(size)
+    if reduced is None or reduced.size >= min(needed, reduced.original):
+        return None
+    return (
+        f"packed at {reduced.size} pixels, of {reduced.original}: a network for {size} takes the central 7/8 of "
+        f"{needed} or more, so numbers are not comparable to those of the originals "
+        f"(`tico data pack --size {packing_side(size)}` is enough)"
+    )
 
 
 def centre_crop(images: Tensor | Sequence[Tensor], size: int) -> Tensor:

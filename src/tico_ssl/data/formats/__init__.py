@@ -37,14 +37,14 @@ def recognise(source: str) -> tuple[str, str]:
     try:
         return _recognise(source)
     except OSError as error:  # a name that is too long, a folder that cannot be read
-        raise UserError(f"data.source '{source[:200]}' cannot be read ({error.strerror or error})") from error
+        raise UserError(f"data '{source[:200]}' cannot be read ({error.strerror or error})") from error
 
 
 def _recognise(source: str) -> tuple[str, str]:
     given, colon, place = source.partition(":")
     if colon and _is_format(given) and not Path(source).expanduser().exists():
         if not catalogue.declaration(KIND, given, "matches")(place):
-            raise UserError(f"data.source '{source}': the format '{given}' does not read '{place}'")
+            raise UserError(f"data '{source}': the format '{given}' does not read '{place}'")
         return given, place
     here = Path(source).expanduser().exists()
     for name in sorted(catalogue.entries(KIND), key=lambda name: (_declared(name, "RANK", 0), name)):
@@ -81,4 +81,4 @@ def _unread(source: str) -> str:
     if Path(source).expanduser().exists():
         *others, last = sorted(end for name in catalogue.entries(KIND) for end in _declared(name, "ENDINGS", ()))
         return f"{source}: a folder, or a {', '.join(others)} or {last} file is needed"
-    return f"data.source '{source}' is neither a file, a folder nor a known name{suggestion(source, names())}"
+    return f"data '{source}' is neither a file, a folder nor a known name{suggestion(source, names())}"

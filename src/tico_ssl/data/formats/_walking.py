@@ -13,6 +13,7 @@ import numpy as np
 
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import say
+from tico_ssl.runtime.wording import counted
 
 NOT_THE_USERS = {"lost+found", "__MACOSX", "@eaDir"}  # folders of file systems, archives and storage servers
 Entries = Iterator["os.DirEntry[str]"]
@@ -29,7 +30,7 @@ def find_files(folder: Path, suffixes: set[str]) -> list[str]:
     again = walk.files_again()
     repeated = [*walk.folders_again, *(walk.files[i] for i in sorted(again))]
     if repeated:
-        say(f"{folder}: left out {len(repeated):,} links to what is there already, such as {repeated[0]}")
+        say(f"{folder}: left out {counted(len(repeated), 'link')} to what is there already, such as {repeated[0]}")
     return sorted(file for i, file in enumerate(walk.files) if i not in again) if again else sorted(walk.files)
 
 

@@ -41,7 +41,7 @@ def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Sour
     """Training split only. Arrays are identified by content; images that the object computes one at a time have no
     identity, since its code may change without a trace."""
     if place not in _handed_over:
-        raise UserError(f"data.source '{place}' was a data set in a Python program: say which images with --data")
+        raise UserError(f"data '{place}' was a data set in a Python program: say which images with --data")
     if split != "train":
         return None
     dataset: Any = _handed_over[place]

@@ -15,6 +15,7 @@ from tico_ssl.data.decoding import Reading
 from tico_ssl.data.item_labels import one_or_several
 from tico_ssl.data.source import Source, Split
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.wording import counted
 
 ENDINGS = (".npz", ".npy")
 
@@ -66,7 +67,7 @@ def from_numpy(path: Path, split: Split) -> Source | None:
     except Exception as error:  # a damaged or crafted archive fails in many ways
         raise UserError(f"{path}: not a readable numpy archive ({error or type(error).__name__})") from error
     if labels is not None and len(labels) != len(images):
-        raise UserError(f"{path}: {len(images)} images but {len(labels)} labels")
+        raise UserError(f"{path}: {counted(len(images), 'image')} but {counted(len(labels), 'label')}")
     return from_arrays(path.name, images, labels, classes)
 
 

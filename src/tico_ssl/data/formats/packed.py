@@ -6,10 +6,11 @@
     checksums   of each image (CRC-32, uint32)
     labels      int64, one per image, or one per image and class; absent if there are none
     names       start of each name and end of the last one (int64), then the names
-    header      JSON: description of the images, positions and checksums of the sections; since version 2 the splits
+    header      JSON: description of the images, positions and checksums of the sections; since version 2 the splits,
+                and the shorter side that the images had, if they were reduced
 
-The images of a split are beside each other. A file without splits, of which all images are for training, is one of
-version 1. A label of -1 is that of an image without.
+The images of a split are beside each other. A file without splits, of which all images are for training, and which
+are not reduced, is one of version 1. A label of -1 is that of an image without.
 
 Every byte is covered by a checksum. Opening checks all but the data, which may exceed memory; of those each image is
 checked when it is first used, or all at once by `verify_packed`. The file may come from anyone: no size or position in
@@ -41,7 +42,7 @@ from tico_ssl.data.decoding import BadImage, Reading
 from tico_ssl.data.formats.folder import split_called
 from tico_ssl.data.remote.objects import RemoteObject, Span, remote_objects
 from tico_ssl.data.remote.urls import is_url
-from tico_ssl.data.source import Source, Split, file_identity, meant
+from tico_ssl.data.source import Reduced, Source, Split, file_identity, meant
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.progress import track
@@ -49,7 +50,7 @@ from tico_ssl.runtime.progress import track
 SUFFIX = ".tico"
 ENDINGS = (SUFFIX,)
 MAGIC, PAGE = b"TICOPACK", 4096
-PLAIN, SPLIT = VERSIONS = 1, 2  # of the format: without splits, and with
+PLAIN, SPLIT = VERSIONS = 1, 2  # of the format: without splits and of whole size, and with either
 PREAMBLE = struct.Struct("<8sIIQQQ")  # magic, version, the header's checksum, offset and size, the size of the file
 DAMAGED = "damaged: not the bytes that were packed"
 CHECKERS = 4  # threads that compute checksums
@@ -108,6 +109,7 @@ def _source(packed: "Packed", reading: Reading | None) -> Source:
         labels=packed.labels(),
         classes=tuple(header.classes),
         names=packed.name,
+        reduced=Reduced(header.size, header.shorter) if header.shorter > header.size else None,
         identity=path.identity if isinstance(path, RemoteObject) else lambda i: file_identity(path, i),
     )
     if header.kind == "fixed" and isinstance(path, RemoteObject):
@@ -149,6 +151,8 @@ class Header(Section):
     classes: list[str]
     splits: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     """The number of images in each folder of a split, in their order."""
+    shorter: Whole = 0
+    """The median of the shorter sides before packing, in pixels; 0: images were not reduced, or nobody knows."""
     sections: dict[str, Annotated[tuple[Whole, Whole, Whole | None], Field(strict=False)]]
 
 

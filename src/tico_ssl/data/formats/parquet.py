@@ -29,6 +29,7 @@ from tico_ssl.data.remote.urls import is_folder, is_url, name_of
 from tico_ssl.data.source import Source, Split
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.extras import install_command
+from tico_ssl.runtime.wording import counted
 
 RANK = 1  # data sets distributed as folders may have tables next to their images
 ENDINGS = (SUFFIX,)
@@ -87,7 +88,7 @@ def open_parquet(path: Path | str, split: str = "train", reading: Reading = IN_F
     files = [describe(blob) for blob in blobs]
     reader = Reader(files, reading)
     if reader.count == 0:
-        raise UserError(f"{path}: no rows in {len(files)} parquet file(s)")
+        raise UserError(f"{path}: no rows in {counted(len(files), 'parquet file')}")
     labels = read_labels(files)
     classes = files[0].classes if labels is not None and int(labels.max()) < len(files[0].classes) else ()
     return Source(
@@ -197,7 +198,7 @@ def describe(blob: Blob) -> File:
         raise UserError(f"{blob}: not a readable parquet file ({_line(error)})") from error
     rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
-        raise UserError(f"{blob}: damaged, its groups have {sum(rows)} rows and not {metadata.num_rows}")
+        raise UserError(f"{blob}: damaged, its groups have {counted(sum(rows), 'row')} and not {metadata.num_rows}")
     image = _image_column(schema)
     if image is None:
         columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
@@ -216,7 +217,7 @@ def read_labels(files: Sequence[File]) -> Tensor | None:
             with _opened(file.blob, file.metadata) as opened:
                 column = opened.read([file.label], use_threads=False).column(0)
             if len(column) != file.metadata.num_rows:
-                raise ValueError(f"{len(column)} labels for {file.metadata.num_rows} rows")
+                raise ValueError(f"{counted(len(column), 'label')} for {counted(file.metadata.num_rows, 'row')}")
             if column.null_count:
                 return None
             parts.append(column.to_numpy().astype(np.int64))

@@ -28,6 +28,7 @@ from tico_ssl.data.remote.objects import Near, RemoteObject, remote_folder, remo
 from tico_ssl.data.remote.urls import is_folder, is_pattern, is_url, name_of, parent
 from tico_ssl.data.source import Source, Split
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.wording import counted
 
 RANK = 2  # data sets distributed as folders, and parquet, may have archives next to them
 ENDINGS = (".tar",)
@@ -76,7 +77,7 @@ def open_shards(pattern: str, reading: Reading = IN_FULL) -> Source:
         parts = list(pool.map(load_index, found))
     index = Index(*(np.concatenate(arrays) for arrays in zip(*parts)))
     if len(index.members) == 0:
-        raise UserError(f"{pattern}: no images found in {len(found)} shard(s) ({', '.join(sorted(SUFFIXES))})")
+        raise UserError(f"{pattern}: no images found in {counted(len(found), 'shard')} ({', '.join(sorted(SUFFIXES))})")
     opened = functools.lru_cache(OPEN_SHARDS)(Descriptor)
     shards = [LocalFile(shard, opened) if isinstance(shard, Path) else shard for shard in found]
     reader = Reader(shards, [len(part.members) for part in parts], index, reading)

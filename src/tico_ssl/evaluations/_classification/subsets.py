@@ -9,6 +9,7 @@ from tico_ssl.data.source import Source
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.randomness import generator
+from tico_ssl.runtime.wording import counted
 
 
 def class_orders(labels: Tensor, seed: int) -> list[Tensor]:
@@ -47,8 +48,9 @@ def listed(source: Source, path: str | Path) -> Tensor:
     known = {PurePath(name).name: place for place, name in enumerate(names)} | {n: i for i, n in enumerate(names)}
     missing = [name for name in wanted if name not in known]
     if missing:
+        images = counted(len(source), "training image")
         raise UserError(
-            f"{path}: {len(missing):,} of {len(wanted):,} names are not among the {len(source):,} training images of "
+            f"{path}: {len(missing):,} of {len(wanted):,} names are not among the {images} of "
             f"{source.name}, for example {printable(missing[0])}"
         )
     return torch.tensor(sorted({known[name] for name in wanted}))

@@ -220,5 +220,5 @@ def _batch_size(job: Job) -> int:
     world = distributed.world_size()
     size = job.settings.batch_of(len(job.train), world)
     if size < 2 * world:
-        raise UserError(f"{job.name}: {len(job.train)} training image(s) are too few")
+        raise UserError(f"{job.name}: too few training images ({len(job.train)})")
     return size

@@ -18,6 +18,7 @@ from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import sent
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.randomness import generator
+from tico_ssl.runtime.wording import counted
 
 Target = dict[str, Tensor]  # boxes, labels; with masks also `masks` and `masked` (whether an object has one)
 PADDED_TO = 32  # pixels: the coarsest stride
@@ -162,7 +163,7 @@ class TrainingSamples:
     def __init__(self, pictures: Sequence[Picture], maker: Maker, settings: Settings) -> None:
         world = distributed.world_size()
         if settings.batch_size % world:
-            raise UserError(f"batch_size {settings.batch_size} is not a multiple of the {world} processes")
+            raise UserError(f"batch_size {settings.batch_size} is not a multiple of the {counted(world, 'process')}")
         self.pictures, self.maker, self.settings = pictures, maker, settings
         self.local = settings.batch_size // world
         self._orders: dict[int, list[int]] = {}

@@ -8,6 +8,7 @@ from pydantic import Field, ModelWrapValidatorHandler, model_validator
 from tico_ssl.config.section import Section, validate
 from tico_ssl.config.sections import Precision
 from tico_ssl.optim.schedules import step_decay
+from tico_ssl.runtime.wording import counted
 
 Positive = Annotated[int, Field(ge=1)]
 Side = Annotated[int, Field(ge=32)]
@@ -110,7 +111,7 @@ class Settings(Section):
         scaled = {} if share == 1 else {k: v for k, v in scaled.items() if k not in self.model_fields_set}
         if "iterations" not in scaled:
             return self
-        return validate(type(self), self.model_dump() | scaled, f"{images:,} images")
+        return validate(type(self), self.model_dump() | scaled, counted(images, "image"))
 
     def lr_at(self, step: int) -> float:
         """Learning rate of a step: linear warm-up times step decay."""

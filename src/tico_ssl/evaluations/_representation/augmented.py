@@ -16,6 +16,7 @@ from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.progress import track
 from tico_ssl.runtime.randomness import generator
+from tico_ssl.runtime.wording import counted
 from tico_ssl.views.executor import Views, sizes_of
 
 DRAW = 10  # random stream of these views within the purpose "probe"
@@ -88,5 +89,5 @@ def _one_view(
         for name, backbone in backbones.items():
             features[name].append(backbone(view).cpu())
     if not any(features.values()):
-        raise UserError(f"{source.name}: none of the {len(source)} images can be read")
+        raise UserError(f"{source.name}: none of the {counted(len(source), 'image')} can be read")
     return {name: torch.cat(parts) for name, parts in features.items()}

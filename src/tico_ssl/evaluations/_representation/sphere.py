@@ -11,7 +11,12 @@ CHUNK = 1_024
 
 def alignment(one: Tensor, other: Tensor) -> float:
     """Mean squared distance of two views of the same image at unit length: 0 identical, 2 unrelated, 4 opposite."""
-    return float((F.normalize(one.double(), dim=1) - F.normalize(other.double(), dim=1)).square().sum(dim=1).mean())
+    return float(distances(one, other).mean())
+
+
+def distances(one: Tensor, other: Tensor) -> Tensor:
+    """The same of every image."""
+    return (F.normalize(one.double(), dim=1) - F.normalize(other.double(), dim=1)).square().sum(dim=1)
 
 
 def uniformity(features: Tensor, t: float = 2.0) -> float:
