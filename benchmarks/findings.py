@@ -58,14 +58,14 @@ def simsiam_networks(axes: Axes) -> None:
     """kNN during training of the same recipe with two projectors."""
     runs = {
         "last BatchNorm without weights and biases": "init",
-        "with them, as in lightly's benchmark": "all",
+        "with them": "all",
     }
     for (label, run), colour in zip(runs.items(), PALETTE):
         text = (LOGS / "reproductions" / f"simsiam-lightly-{run}" / "metrics.jsonl").read_text()
         rows = [row for row in map(json.loads, text.splitlines()) if "knn_top1_k200" in row]
         axes.plot([r["epoch"] for r in rows], [r["knn_top1_k200"] for r in rows], "o-", color=colour, label=label)
     axes.set(xlabel="epochs", ylabel="kNN accuracy, k = 200 (%)")
-    axes.set_title("SimSiam, CIFAR-10, two forms of the projector", loc="left")
+    axes.set_title("SimSiam, CIFAR-10, projector of three layers", loc="left")
     axes.legend(loc="lower right", labelcolor="linecolor")
 
 

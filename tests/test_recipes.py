@@ -1,5 +1,7 @@
 """Recipes: strict, equal however they are given, and with one helpful line for every mistake."""
 
+import importlib
+
 import pytest
 import torch
 import yaml
@@ -389,6 +391,38 @@ def test_settings_given_with_another_method_are_its_own(words):
 def test_the_same_method_keeps_its_settings():
     recipe, lines = told("cifar10/tico", {"method": "tico", "method.rho": 3.0})
     assert (recipe.method.ema_start, recipe.method.rho, lines) == (0.95, 3.0, [])
+
+
+DERIVED = """
+from tico_ssl.methods import simsiam
+
+class Config(simsiam.Config):
+    name: str = "derived_simsiam"
+    further: bool = False
+
+def build(config, backbone):
+    return simsiam.SimSiam(backbone, config=config)
+"""
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_a_method_that_extends_another_keeps_its_settings(tmp_path, monkeypatch, imported):
+    package = f"mine_{imported}".lower()
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "derived_simsiam.py").write_text(DERIVED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = f"{package}.derived_simsiam"
+    if imported:
+        importlib.import_module(name)
+    before = load_recipe("cifar10/simsiam-lightly").method
+    recipe, lines = told("cifar10/simsiam-lightly", {"method": name, "method.further": True, "method.hidden": 77})
+    assert recipe.method.model_dump() == before.model_dump() | {"name": name, "further": True, "hidden": 77}
+    assert lines == []
+    (tmp_path / "derived.yaml").write_text(f"base: cifar10/simsiam-lightly\nmethod: {{name: {name}, hidden: 77}}\n")
+    recipe, lines = told(tmp_path / "derived.yaml", {})
+    assert recipe.method.model_dump() == before.model_dump() | {"name": name, "further": False, "hidden": 77}
+    _, lines = told(tmp_path / "derived.yaml", {"method": "tico"})  # which does not extend it
+    assert len(lines) == 1
 
 
 def test_another_method_above_a_base(tmp_path):

@@ -42,12 +42,12 @@ def entries(kind: str) -> list[str]:
 
 def require(kind: str, name: str) -> None:
     """Refuse an unknown name. Dotted import paths are checked when they are loaded."""
-    _module_name(kind, name)
+    import_path(kind, name)
 
 
 def load(kind: str, name: str) -> ModuleType:
     """The module behind a name."""
-    module_name = _module_name(kind, name)
+    module_name = import_path(kind, name)
     _announce(kind, module_name)
     try:
         module = importlib.import_module(module_name)
@@ -66,7 +66,7 @@ def declaration(kind: str, name: str, part: str, default: Any = ...) -> Any:
 
     Without a default, an entry that does not define it is refused.
     """
-    module_name = _module_name(kind, name)
+    module_name = import_path(kind, name)
     module = sys.modules.get(module_name)
     _announce(kind, module_name)
     file = None if module else _file(module_name)
@@ -83,12 +83,13 @@ def declaration(kind: str, name: str, part: str, default: Any = ...) -> Any:
 
 def summary(kind: str, name: str) -> str:
     """The first line of a module's docstring, for listings."""
-    file = _file(_module_name(kind, name))
+    file = _file(import_path(kind, name))
     text = ast.get_docstring(_parsed(file)) if file else load(kind, name).__doc__
     return (text or "").strip().partition("\n")[0]
 
 
-def _module_name(kind: str, name: str) -> str:
+def import_path(kind: str, name: str) -> str:
+    """The import path behind a name; an unknown name is refused."""
     if name in entries(kind):
         return f"tico_ssl.{kind.replace('/', '.')}.{name.replace('-', '_')}"
     if "." in name:

@@ -2,7 +2,8 @@
 
 A recipe is a packaged name (`cifar10/tico`), a YAML file, or a mapping. `base:` names another recipe to start from;
 overrides (`training.epochs=5`, `views.*.blur=0`, `method=simclr`) come last. The same values give the same run, however
-they were specified. A method other than the base's starts from its own defaults.
+they were specified. A method other than the base's starts from its own defaults, unless its `Config` extends that of
+the base's.
 """
 
 import functools
@@ -184,14 +185,24 @@ def _full_key(key: str, value: Any) -> str:
 
 
 def _with_method(values: dict[str, Any], name: Any, notes: list[str]) -> dict[str, Any]:
-    """The values with a method of this name: a different method starts from its own defaults."""
+    """The values with a method of this name: a different method starts from its own defaults, unless it extends the one
+    before."""
     given = values.get("method", {})
     if not isinstance(name, str) or not isinstance(given, dict) or name == (old := given.get("name", METHOD)):
         return values
+    if _extends(name, old):
+        return values | {"method": given | {"name": name}}
     dropped = [key for key in given if key != "name"]
     if dropped:
         notes.append(f"method {name} starts from its own defaults: {', '.join(dropped)} of {old} are dropped")
     return values | {"method": {"name": name}}
+
+
+def _extends(name: str, old: str) -> bool:
+    """Whether a method has the settings of another one, and further ones: its `Config` is derived from the other's."""
+    kind = catalogue.declaration("methods", name, "Config")
+    its, other = kind.__mro__, (catalogue.import_path("methods", old), "Config")
+    return any((base.__module__, base.__name__) == other for base in its)
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
