@@ -1,7 +1,7 @@
 """All runs of a study for the same seconds, one after the other in one process: for many short runs on a GPU, of which
 `tico study` would spend half of the time on starting processes.
 
-    python benchmarks/in_turn.py STUDY.yaml --data cifar10.npz --seconds 27 [--only NAME ...] [--out ledger.jsonl]
+    python -m benchmarks.in_turn STUDY.yaml --data cifar10.npz --seconds 27 [--only NAME ...] [--out ledger.jsonl]
 
 Each run ends with its schedule; how many epochs the seconds buy follows from its steps, timed before (once for all
 variants that cost the same). A tenth of the training images is held out (`data.held_out`), and everything is measured

@@ -171,15 +171,17 @@ def test_every_format_says_what_it_is():
 
 # ----------------------------------------------------------------------------------- in a program without this package
 
-RESNET18 = ("torchvision/resnet18", {"stem": "standard", "channels": 4})
+RESNET18 = ("torchvision/resnet18", {"stem": "standard"})  # that of the documentation's lines
+OF_FOUR = ("torchvision/resnet18", {"stem": "standard", "channels": 4})
 RESNET50 = ("torchvision/resnet50", {"stem": "standard"})
 VIT = ("timm/test_vit", {"channels": 1, "arguments": {"depth": 1}})
 CONVNEXT = ("timm/test_convnext", {"arguments": {"depths": [1, 1, 1, 1]}})
 NARROW = ("tico/resnet10-w4", {"channels": 4, "weight_standardisation": True})
 CASES = [
+    ("timm", RESNET18, "outside"),
     ("timm", RESNET50, "outside"),
-    ("detectron2", RESNET18, "outside"),
-    ("huggingface", RESNET18, "outside"),
+    ("detectron2", OF_FOUR, "outside"),
+    ("huggingface", OF_FOUR, "outside"),
     ("safetensors", RESNET50, "outside"),
     ("torchvision", ("timm/resnet18", {"stem": "standard"}), "outside"),
     ("torch-export", CONVNEXT, "inside-float"),
@@ -211,12 +213,13 @@ def elsewhere(tmp_path_factory):
     photo, smooth = folder / "photo.png", torch.randint(0, 256, (6, 8, 3), dtype=torch.uint8)
     Image.fromarray(smooth.numpy()).resize((90, 70), Image.Resampling.BICUBIC).save(photo)
     for number, (format, (name, settings), preprocessing) in enumerate(CASES):
-        if name not in files:
-            files[name] = saved(folder / name, name, **settings)
+        network = f"{name} {settings}"
+        if network not in files:
+            files[network] = saved(folder / f"network-{number}", name, **settings)
         first = all(format != earlier for earlier, *_ in CASES[:number])
         out = folder / ("documented" if first else str(number)) / FILES[format]
-        snippet = export_with_snippet(files[name], format, out, preprocessing=preprocessing)
-        backbone = load_backbone(files[name])
+        snippet = export_with_snippet(files[network], format, out, preprocessing=preprocessing)
+        backbone = load_backbone(files[network])
         pixels = torch.randint(0, 256, (3, backbone.config.channels, 32, 32), dtype=torch.uint8)
         normalised = (pixels / 255 - 0.5) / 0.2
         taken = {"inside": pixels, "inside-float": pixels / 255, "outside": normalised}[preprocessing]

@@ -12,7 +12,8 @@ from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.networks import fused, weight_standardisation
-from tico_ssl.networks.backbones import NarrowResNet, build_backbone
+from tico_ssl.networks.backbones import build_backbone
+from tico_ssl.networks.narrow_resnet import NarrowResNet
 
 pytest.importorskip("triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -11,8 +11,9 @@ from tico_ssl import load_backbone, pretrain
 from tico_ssl.config.recipe import load_recipe, packaged_recipes
 from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.features.subjects import fresh_twin
-from tico_ssl.networks.backbones import SMALL_STEM, Backbone, build_backbone, coarse_stem, has_small_stem
+from tico_ssl.networks.backbones import Backbone, build_backbone
 from tico_ssl.networks.resizing import resized
+from tico_ssl.networks.stems import SMALL_STEM, coarse_stem, has_small_stem
 from tico_ssl.networks.storage import EARLY_SMALL_STEM, ENTRY, save_backbone, write_described
 
 NARROW = "tico/resnet10-w4"

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from tico_ssl.config.sections import as_lists
-from tico_ssl.networks.backbones import Backbone, has_small_stem, timm_arguments, torchvision_arguments
+from tico_ssl.networks.backbones import Backbone, timm_arguments, torchvision_arguments
+from tico_ssl.networks.stems import has_small_stem
 from tico_ssl.networks.storage import plain_state
 from tico_ssl.runtime.files import written_atomically
 from tico_ssl.views.centre import KEPT

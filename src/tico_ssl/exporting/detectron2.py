@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from tico_ssl.networks.backbones import Backbone, has_small_stem
+from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.stems import has_small_stem
 from tico_ssl.networks.storage import plain_state
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import written_atomically

@@ -14,7 +14,8 @@ from tico_ssl.exporting._agreement import agreement, normal_images
 from tico_ssl.exporting._card import model_card, using
 from tico_ssl.exporting._counterparts import in_library
 from tico_ssl.exporting._writing import Origin
-from tico_ssl.networks.backbones import Backbone, has_small_stem, timm_arguments
+from tico_ssl.networks.backbones import Backbone, timm_arguments
+from tico_ssl.networks.stems import has_small_stem
 from tico_ssl.networks.storage import plain_state
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import sync

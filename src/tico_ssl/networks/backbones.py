@@ -8,7 +8,6 @@ imported when one of its models is built: importing either takes a second or mor
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +17,12 @@ from tico_ssl.config.sections import BACKBONE_LIBRARIES, IMAGENET_MEAN, IMAGENET
 from tico_ssl.data.images import ImageLike, as_images
 from tico_ssl.networks import weight_standardisation
 from tico_ssl.networks.blocks import residual_blocks
+from tico_ssl.networks.narrow_resnet import NarrowResNet
+from tico_ssl.networks.stems import adapt_stem, like
 from tico_ssl.runtime.errors import UserError, suggestion
 from tico_ssl.views import operations
 from tico_ssl.views.centre import centre_crop
 
-SMALL_STEM = 48  # pixels, of the largest images for which a ResNet's stem keeps the full resolution by itself
-COARSE = 96  # pixels, below which a ResNet with the usual stem ends with maps of three pixels a side or fewer
 LOADING = re.compile("pretrained|checkpoint|^weights|cache|url|hub")  # what loads files, in any version of a library
 
 
@@ -93,7 +92,7 @@ def build_network(config: BackboneConfig, image_size: int) -> nn.Module:
             f"backbone.name '{config.name}' must be library/model with library one of {', '.join(sorted(LIBRARIES))}"
         )
     network = LIBRARIES[library](model, config, image_size)
-    _adapt_stem(network, config, image_size)
+    adapt_stem(network, config, image_size)
     scale_last_gamma(network, 0.0 if config.zero_gamma else 1.0)  # timm's own default is zero
     if config.weight_standardisation:
         weight_standardisation.apply(network)
@@ -169,64 +168,6 @@ LIBRARIES: dict[str, Callable[[str, BackboneConfig, int], nn.Module]] = dict(
 )
 
 
-class NarrowResNet(nn.Module):
-    """torchvision's ResNet of basic blocks, with its parameter names, in any width (torchvision's is fixed at 64)."""
-
-    def __init__(self, blocks: tuple[int, ...], width: int, channels: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.relu = nn.ReLU(inplace=True)
-        self.maxpool: nn.Module = nn.MaxPool2d(3, stride=2, padding=1)
-        self.layer1 = _stage(width, width, blocks[0], stride=1)
-        self.layer2 = _stage(width, 2 * width, blocks[1], stride=2)
-        self.layer3 = _stage(2 * width, 4 * width, blocks[2], stride=2)
-        self.layer4 = _stage(4 * width, 8 * width, blocks[3], stride=2)
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                _initialise(module)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Pooled features."""
-        x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        pooled: Tensor = self.avgpool(x)
-        return pooled.flatten(1)
-
-
-def _stage(planes: int, out: int, count: int, stride: int) -> nn.Sequential:
-    from torchvision.models.resnet import BasicBlock
-
-    shortcut = None
-    if stride != 1 or planes != out:
-        convolution = nn.Conv2d(planes, out, 1, stride=stride, bias=False)
-        if planes < 16:
-            _stride_before(convolution)
-        shortcut = nn.Sequential(convolution, nn.BatchNorm2d(out))
-    return nn.Sequential(BasicBlock(planes, out, stride, shortcut), *(BasicBlock(out, out) for _ in range(count - 1)))
-
-
-def _stride_before(convolution: nn.Conv2d) -> None:
-    """Subsample the input of a strided 1 x 1 convolution instead: the same result.
-
-    With fewer than 16 channels, channels last, in float32, oneDNN in torch 2.14 writes the weight gradient of a strided
-    1 x 1 convolution out of bounds, and the process crashes.
-    """
-    rows, columns = convolution.stride
-    convolution.stride = (1, 1)
-    convolution.register_forward_pre_hook(partial(_subsampled, rows, columns))
-
-
-def _subsampled(rows: int, columns: int, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
-    """A hook that has a name, so that the network can be pickled."""
-    return (inputs[0][..., ::rows, ::columns],)
-
-
-def _initialise(convolution: nn.Conv2d) -> None:
-    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")  # as torchvision's ResNets
-
-
 def _construct(make: Callable[[], nn.Module], config: BackboneConfig) -> nn.Module:
     try:
         return make()
@@ -286,43 +227,7 @@ def _set_input_channels(network: nn.Module, channels: int) -> None:
         return
     name, first = next((n, m) for n, m in network.named_modules() if isinstance(m, nn.Conv2d))
     parent, _, child = name.rpartition(".")
-    setattr(network.get_submodule(parent), child, _like(first, in_channels=channels))
-
-
-def _like(convolution: nn.Conv2d, **changes: Any) -> nn.Conv2d:
-    names = ("in_channels", "out_channels", "kernel_size", "stride", "padding")
-    settings = {name: getattr(convolution, name) for name in names} | {"bias": convolution.bias is not None} | changes
-    fresh = nn.Conv2d(**settings)
-    _initialise(fresh)
-    return fresh
-
-
-def has_stem(network: Any) -> bool:
-    """Whether this is a ResNet with one convolution and a max-pool before its blocks."""
-    return isinstance(getattr(network, "conv1", None), nn.Conv2d) and hasattr(network, "maxpool")
-
-
-def has_small_stem(network: Any) -> bool:
-    """Whether a ResNet's stem keeps the resolution of small images, which no library builds by itself."""
-    return isinstance(getattr(network, "maxpool", None), nn.Identity)
-
-
-def _adapt_stem(network: Any, config: BackboneConfig, image_size: int) -> None:
-    if not has_stem(network):
-        if config.stem == "small":
-            raise UserError(f"backbone.stem=small needs a ResNet with one convolution as stem, not '{config.name}'")
-        return
-    if config.stem == "small" or (config.stem == "auto" and image_size <= SMALL_STEM):
-        network.conv1 = _like(network.conv1, kernel_size=3, stride=1, padding=config.stem_padding)
-        network.maxpool = nn.Identity()
-
-
-def coarse_stem(network: Any, image_size: int) -> str:
-    """What the other stem would do for images between small and large ones, in words; empty for others."""
-    if not has_stem(network) or has_small_stem(network) or image_size >= COARSE:
-        return ""
-    ends = f"the last maps are {-(-image_size // 32)} pixels wide and high"
-    return f"{ends}; with backbone.stem=small {-(-image_size // 8)}: finer features, for up to 16 times the arithmetic"
+    setattr(network.get_submodule(parent), child, like(first, in_channels=channels))
 
 
 def scale_last_gamma(network: nn.Module, value: float) -> None:

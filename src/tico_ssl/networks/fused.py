@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
-from tico_ssl.networks.backbones import Backbone, NarrowResNet
+from tico_ssl.networks.backbones import Backbone
 from tico_ssl.networks.batch_norm import SharedBatchNorm
+from tico_ssl.networks.narrow_resnet import NarrowResNet
 from tico_ssl.networks.weight_standardisation import EPSILON, StandardisedConv2d, standardise
 from tico_ssl.runtime import distributed
 

@@ -5,7 +5,8 @@ from typing import Any
 from torch import nn
 
 from tico_ssl.config.sections import BackboneConfig
-from tico_ssl.networks.backbones import Backbone, build_network, has_small_stem, has_stem
+from tico_ssl.networks.backbones import Backbone, build_network
+from tico_ssl.networks.stems import has_small_stem, has_stem
 from tico_ssl.runtime.errors import UserError
 
 

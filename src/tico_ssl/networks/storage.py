@@ -14,8 +14,9 @@ from torch import Tensor
 from tico_ssl.config.section import Section, validate
 from tico_ssl.config.sections import FOUND, BackboneConfig, Range, Values, as_lists, limits_of
 from tico_ssl.networks import weight_standardisation
-from tico_ssl.networks.backbones import Backbone, build_backbone, build_network, has_small_stem, has_stem
+from tico_ssl.networks.backbones import Backbone, build_backbone, build_network
 from tico_ssl.networks.resizing import resized
+from tico_ssl.networks.stems import has_small_stem, has_stem
 from tico_ssl.results.run_folder import backbone_file
 from tico_ssl.runtime.checksums import checksums, damage
 from tico_ssl.runtime.errors import UserError

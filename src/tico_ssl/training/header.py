@@ -3,7 +3,8 @@
 import torch
 
 from tico_ssl.data.measuring import normalised
-from tico_ssl.networks.backbones import Backbone, coarse_stem, has_small_stem, has_stem
+from tico_ssl.networks.backbones import Backbone
+from tico_ssl.networks.stems import coarse_stem, has_small_stem, has_stem
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.wording import counted
 from tico_ssl.training.setup import Setup, execution_of

@@ -11,7 +11,7 @@ import torch
 from tico_ssl.config.recipe import Recipe
 from tico_ssl.data.bad_files import readable
 from tico_ssl.data.fingerprint import require_same_images
-from tico_ssl.networks.backbones import SMALL_STEM
+from tico_ssl.networks.stems import SMALL_STEM
 from tico_ssl.networks.storage import EARLY_SMALL_STEM, described_state, holds, save_backbone
 from tico_ssl.pipeline.loader import RawBatch
 from tico_ssl.pipeline.sheet import COLUMNS, save_contact_sheet
