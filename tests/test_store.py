@@ -5,6 +5,7 @@ import math
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import time
 
@@ -18,6 +19,7 @@ from PIL import Image
 from tico_ssl import embed, evaluate, pretrain
 from tico_ssl.config.recipe import load_recipe
 from tico_ssl.config.sections import DataConfig
+from tico_ssl.data import backing as backings
 from tico_ssl.data import store as storing
 from tico_ssl.data.backing import RECORD, InMemory, OnDisk
 from tico_ssl.data.bad_files import BadFiles, readable
@@ -130,6 +132,20 @@ def test_ragged_images_are_those_that_a_batch_would_have(backing, monkeypatch):
     assert all(torch.equal(ragged[p], readable(source, p, BadFiles())) for p in range(len(source)))
 
 
+@pytest.mark.parametrize("threads_from", [1, 2**22])
+def test_images_are_read_together_if_all_are_kept(backing, threads_from, monkeypatch):
+    monkeypatch.setattr(backings, "SEVERAL", threads_from)
+    counted, places = Counted(), [7, 8, 9, 2, 7, 20]
+    store = store_of(counted, backing)
+    store.ensure_all(places[:-1])
+    assert store.together(places) is None
+    store.ensure_all(places)
+    together = store.together(places)
+    assert together is not None
+    assert all(torch.equal(together[i], counted.images[place]) for i, place in enumerate(places))
+    assert store.together([7, BAD]) is None
+
+
 def test_a_worker_that_was_killed_with_the_lock_stops_nobody(monkeypatch):
     monkeypatch.setattr("tico_ssl.data.backing.PATIENCE", 0.01)
     counted = Counted()
@@ -170,7 +186,7 @@ class TestOnDisk:
         assert right(reading, counted)
         assert reading.count == store_of(Counted(), on_disk(tmp_path.name)).count == 0
 
-    @pytest.mark.parametrize("name", ["pixels", "records"])
+    @pytest.mark.parametrize("name", ["pixels-0", "records"])
     def test_no_flipped_bit_is_used(self, name, tmp_path):
         """Wherever one is, images are right, and the damaged one is decoded again and kept."""
         backing = on_disk(tmp_path.name)
@@ -178,7 +194,7 @@ class TestOnDisk:
         file, chance = backing.folder / name, random.Random(0)
         for _ in range(60):
             content = bytearray(file.read_bytes())
-            content[chance.randrange(64 if name == "pixels" else 0, len(content))] ^= 1 << chance.randrange(8)
+            content[chance.randrange(64 if name == "pixels-0" else 0, len(content))] ^= 1 << chance.randrange(8)
             file.write_bytes(content)
             counted, after = Counted(), Counted()
             assert right(store_of(counted, on_disk(tmp_path.name)), counted)
@@ -186,7 +202,7 @@ class TestOnDisk:
             assert right(store_of(after, on_disk(tmp_path.name)), after)
             assert after.calls == []
 
-    @pytest.mark.parametrize("name", ["pixels", "records"])
+    @pytest.mark.parametrize("name", ["pixels-0", "records"])
     def test_a_file_that_is_cut_costs_time_alone(self, name, tmp_path):
         backing = on_disk(tmp_path.name)
         assert right(store_of(Counted(), backing), Counted())
@@ -196,20 +212,39 @@ class TestOnDisk:
             assert right(store_of(Counted(), on_disk(tmp_path.name)), Counted())
             assert store_of(Counted(), on_disk(tmp_path.name)).count == len(Counted().images) - 1
 
-    def test_on_a_full_disk_what_does_not_fit_is_decoded(self, tmp_path, full_disk):
+    @pytest.mark.parametrize("together", [False, True])
+    def test_on_a_full_disk_what_does_not_fit_is_decoded(self, together, tmp_path, full_disk):
         counted = Counted()
         backing = on_disk(tmp_path.name)
         store = store_of(counted, backing)
         with full_disk(counted.bytes // 2):
+            if together:
+                store.ensure_all(range(len(counted.images)))
             assert right(store, counted)
             assert right(store, counted)
         assert 0 < store.count < len(counted.images) - 1
         assert right(store_of(Counted(), on_disk(tmp_path.name)), Counted())
 
+    def test_what_is_unverified_or_damaged_is_not_read_together(self, tmp_path):
+        first = on_disk(tmp_path.name)
+        store_of(Counted(), first).ensure_all(range(8))
+        counted, places = Counted(), [0, 1, 2]
+        store = store_of(counted, on_disk(tmp_path.name))
+        assert store.together(places) is None
+        store.ensure_all(places)
+        assert (counted.calls, store.together(places) is None) == ([], False)
+        for file in first.folder.glob("pixels-*"):
+            os.truncate(file, 100)
+        assert store.together(places) is None
+
     @needs_fork
-    def test_commands_that_fill_it_at_once_get_the_right_images(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("files", [32, 1])
+    @pytest.mark.parametrize("together", [False, True])
+    def test_commands_that_fill_it_at_once_get_the_right_images(self, together, files, tmp_path, monkeypatch):
         """Four of them, each in an order of its own; some are killed at random moments."""
         monkeypatch.setattr(storing, "PATIENCE", 0.0)
+        monkeypatch.setattr(backings, "FILES", files)
+        monkeypatch.setattr(backings, "AT_ONCE", 2)
         name = on_disk(tmp_path.name).folder.name.removesuffix(f"-{os.getpid()}")
         fork = multiprocessing.get_context("fork")
 
@@ -217,6 +252,8 @@ class TestOnDisk:
             counted = Counted()
             store = Store(counted.source(), 3, OnDisk(cache_folder.cache_folder() / f"{name}-{os.getppid()}"))
             places = random.Random(seed).sample(counted.good(), len(counted.good()))
+            if together:
+                store.ensure_all([place for place, _ in places])
             os._exit(0 if all(torch.equal(store.fetch(place), image) for place, image in places) else 1)
 
         for turn in range(5):
@@ -236,8 +273,7 @@ class TestOnDisk:
         counted = Counted()
         old = on_disk(tmp_path.name)
         store = store_of(counted, old)
-        for file in ("pixels", "records"):
-            (old.folder / file).unlink()
+        shutil.rmtree(old.folder)
         new = on_disk(tmp_path.name)
         size = new.bytes
         assert right(store, counted)
@@ -417,7 +453,7 @@ def test_a_run_is_the_same_wherever_images_are_kept_also_if_that_changes(tmp_pat
 
 def test_a_run_says_that_there_was_no_room(tmp_path, monkeypatch):
     """As on a disk that becomes full, where a store of all images was begun."""
-    monkeypatch.setattr(OnDisk, "append", lambda self, pixels: None)
+    monkeypatch.setattr(OnDisk, "append", lambda self, images: [None] * len(images))
     changes = {"data.image_size": 16, "backbone.name": "tico/resnet10-w4", "training.epochs": 2}
     changes |= {"training.batch_size": 8, "training.workers": 1}
     run = pretrain("demo", str(photos(tmp_path / "photos", 16)), tmp_path / "run", changes)

@@ -9,7 +9,7 @@ import hashlib
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -36,7 +36,8 @@ SPARE = 1.25  # room for so many times the estimated size
 SAMPLED = 32  # images that are decoded to estimate the size of all
 PIECE = 2**26  # bytes that are moved to a device at a time
 BEGIN, HEIGHT, WIDTH, CHECKSUM = range(4)  # columns of the table
-VERSION = 1  # of what is on disk
+VERSION = 2  # of what is on disk
+TOGETHER = 2**25  # bytes after which images that are decoded together are kept
 PATIENCE = 1.0  # seconds between two looks for what other commands have kept
 ABSENT, BAD = 0, -1  # instead of a begin
 TRUSTED = -1  # instead of a checksum: verified, or kept by this command
@@ -81,28 +82,40 @@ class Store:
 
     def fetch(self, place: int) -> Tensor:
         """An image (C, H, W), decoded if this is the first time that anybody asks for it."""
-        if (image := self._kept(place)) is not None:
-            return image
-        if self._learn() and (image := self._kept(place)) is not None:
-            return image
-        try:
-            image = self.source.fetch(place)
-        except BadImage:
-            self._table[place, BEGIN] = BAD
-            raise
-        if self.fill:
-            self._keep(place, image)
+        if (image := self._found(place)) is None:
+            image = self._decoded(place)
+            self._keep([(place, image)])
         return image
 
     def ensure(self, place: int) -> None:
         """Decode an image if nobody has yet."""
-        with suppress(BadImage):
-            self.fetch(place)
+        self.ensure_all([place])
 
     def ensure_all(self, places: Iterable[int]) -> None:
-        """The same for several."""
+        """The same for several, which are kept together: one large write is faster than many."""
+        made, size = list[tuple[int, Tensor]](), 0
         for place in places:
-            self.ensure(place)
+            if self._trusted(place) or self._found(place) is not None:
+                continue
+            with suppress(BadImage):
+                made.append((place, self._decoded(place)))
+                size += made[-1][1].numel()
+            if size > TOGETHER:
+                self._keep(made)
+                made, size = [], 0
+        self._keep(made)
+
+    def together(self, places: Sequence[int], pinned: bool = False) -> Ragged | None:
+        """Images in one piece of memory, page-locked for a GPU if asked for; None unless all of them are kept, and
+        known to be undamaged."""
+        if not self._trusted(places):
+            return None
+        begins, sizes = self._table[places, BEGIN], torch.from_numpy(self._table[places, HEIGHT : WIDTH + 1])
+        lengths = sizes.prod(dim=1) * self.channels
+        memory = torch.empty(int(lengths.sum()), dtype=torch.uint8, pin_memory=pinned)
+        if not self.backing.read_all(begins.tolist(), lengths.tolist(), memory):
+            return None
+        return Ragged(memory, lengths.cumsum(0) - lengths, sizes.int(), self.channels, int(sizes.max()))
 
     @property
     def count(self) -> int:
@@ -142,12 +155,30 @@ class Store:
         at_once, begin = max(1, PIECE // int(lengths.max())), 0
         for first in range(0, len(good), at_once):
             places = good[first : first + at_once].tolist()
-            pixels = torch.cat([self.fetch(place).permute(1, 2, 0).flatten() for place in places])
-            memory[begin : begin + len(pixels)] = pixels.to(device)
-            begin += len(pixels)
+            images = self.together(places, device.type == "cuda") or Ragged.of([self.fetch(place) for place in places])
+            memory[begin : begin + len(images.memory)] = images.memory.to(device)
+            begin += len(images.memory)
         found = torch.from_numpy(np.searchsorted(good, np.arange(len(self.source))) % len(good))
         begins, sizes = (ends - lengths)[found], sizes[found].int()
         return Ragged(memory, begins.to(device), sizes.to(device), self.channels, int(sizes.max()))
+
+    def _trusted(self, places: int | Sequence[int]) -> bool:
+        """Whether images are kept, and known to be undamaged."""
+        kept = (self._table[places, BEGIN] > 0) & (self._table[places, CHECKSUM] == TRUSTED)
+        return bool(np.all(kept))
+
+    def _found(self, place: int) -> Tensor | None:
+        """A kept image; perhaps another command has kept it meanwhile."""
+        if (image := self._kept(place)) is None and self._learn():
+            image = self._kept(place)
+        return image
+
+    def _decoded(self, place: int) -> Tensor:
+        try:
+            return self.source.fetch(place)
+        except BadImage:
+            self._table[place, BEGIN] = BAD
+            raise
 
     def _kept(self, place: int) -> Tensor | None:
         """A kept image, unless it is damaged: then it is as if it had never been kept."""
@@ -162,25 +193,29 @@ class Store:
             return None
         return pixels.view(height, width, self.channels).permute(2, 0, 1)
 
-    def _keep(self, place: int, image: Tensor) -> None:
-        pixels = image.permute(1, 2, 0).reshape(-1)
-        if (begin := self.backing.append(pixels)) is None:
-            self._refused[0, 0] += 1
+    def _keep(self, made: Sequence[tuple[int, Tensor]]) -> None:
+        if not self.fill or not made:
             return
-        _, height, width = image.shape
-        if isinstance(self.backing, OnDisk):
-            known = (
-                self._images[place],
-                begin,
-                height,
-                width,
-                self._reduced(place, image),
-                crc32(pixels.numpy().data),
-                0,
-            )
-            self.backing.note(np.array(known, RECORD))
-        self._table[place, HEIGHT:] = height, width, TRUSTED
-        self._table[place, BEGIN] = begin  # last: from now on other processes read it
+        pixels = [image.permute(1, 2, 0).reshape(-1) for _, image in made]
+        begins = self.backing.append(pixels)
+        kept = [(*one, begin, flat) for one, begin, flat in zip(made, begins, pixels, strict=True) if begin is not None]
+        self._refused[0, 0] += len(made) - len(kept)
+        if isinstance(self.backing, OnDisk) and kept:
+            records = [
+                (
+                    self._images[place],
+                    begin,
+                    *image.shape[1:],
+                    self._reduced(place, image),
+                    crc32(flat.numpy().data),
+                    0,
+                )
+                for place, image, begin, flat in kept
+            ]
+            self.backing.note(np.array(records, RECORD))
+        for place, image, begin, _ in kept:
+            self._table[place, HEIGHT:] = *image.shape[1:], TRUSTED
+            self._table[place, BEGIN] = begin  # last: from now on other processes read it
 
     def _reduced(self, place: int, image: Tensor) -> int:
         """How far an image was reduced, as a record has it."""

@@ -183,7 +183,9 @@ class Loader:
                     if store.refused:
                         return step
                     index = self.indices(step)
-                    images = Ragged.of([readable(self.source, place, self.bad) for place in index.tolist()])
+                    images = store.together(index.tolist(), self.device.type == "cuda") or Ragged.of(
+                        [readable(self.source, place, self.bad) for place in index.tolist()]
+                    )
                 yield self._cropped(step, index, images.to(self.device), images.sizes.float())
         return stop
 

@@ -10,6 +10,7 @@ import shutil
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import IO
 
@@ -122,7 +123,7 @@ def _on_this_disk(size: int) -> int:
 def remove(folder: Path) -> bool:
     """Remove a folder of the cache, unless a command uses it."""
     with suppress(OSError), (folder / ABOUT).open("rb+") as file:
-        if not _lock(file, alone=True):
+        if not locked(file, alone=True):
             return False
         shutil.rmtree(folder, ignore_errors=True)
     return not folder.exists()
@@ -131,13 +132,14 @@ def remove(folder: Path) -> bool:
 def held(folder: Path) -> IO[bytes]:
     """A file; as long as it is open, the folder is not removed to make room."""
     file = (folder / ABOUT).open("rb+")
-    _lock(file, alone=False)
+    locked(file, alone=False)
     return file
 
 
-def _lock(file: IO[bytes], alone: bool) -> bool:
-    """Lock a file until it is closed: alone, or together with others who do not want to be alone. Unlike lockf, this
-    lasts when the same file is read and closed elsewhere in the process, and worker processes share it."""
+def locked(file: IO[bytes] | FileIO, alone: bool) -> bool:
+    """Lock a file until it is closed, alone or together with others who do not want to be alone; whether that was
+    possible. Unlike lockf, this lasts when the same file is read and closed elsewhere in the process, and worker
+    processes share it."""
     try:
         import fcntl
     except ImportError:

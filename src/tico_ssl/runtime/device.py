@@ -84,6 +84,6 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """An asynchronous copy to the device, from pinned memory: otherwise the host would wait for the stream."""
-    if tensor.device == device:
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
