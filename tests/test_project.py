@@ -70,7 +70,7 @@ def test_the_container_is_made_of_files_that_are_there():
 def test_the_oldest_versions_are_those_the_package_asks_for():
     oldest = dict(re.findall(r"^(\S+)==(\d+\.\d+)", (ROOT / "constraints-oldest.txt").read_text(), re.MULTILINE))
     asked = dict(re.findall(r"(torch|torchvision)>=([\d.]+)", " ".join(PROJECT["project"]["dependencies"])))
-    assert oldest == asked
+    assert {name: oldest.get(name) for name in asked} == asked
 
 
 def test_readme_is_short_and_its_pictures_have_addresses_of_their_own():
