@@ -24,7 +24,7 @@ from PIL import Image
 from tico_ssl.config.recipe import load_recipe
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.bad_files import BadFiles
-from tico_ssl.data.decoding import jpeg_decoder
+from tico_ssl.data.codecs import decoder_of
 from tico_ssl.data.formats.textures import draw_textures
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_training
@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--photos", type=Path)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    decoder = "torchcodec" if "torchcodec" in getattr(jpeg_decoder(), "__module__", "") else "torchvision"
+    decoder = "torchcodec" if "torchcodec" in getattr(decoder_of("jpeg"), "__module__", "") else "torchvision"
     lines: list[dict[str, Any]] = [
         {"machine": environment(), "decoder": decoder, "workers": arguments.workers, "images": arguments.images}
     ]

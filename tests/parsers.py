@@ -24,6 +24,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load
 
+from test_png import encoded
 from tico_ssl import load_backbone
 from tico_ssl.config.recipe import load_recipe, packaged_recipes, parse_override
 from tico_ssl.config.sections import DataConfig
@@ -104,8 +105,10 @@ def saved(kind: str, **options) -> bytes:
 def images() -> list[bytes]:
     modes = {"JPEG": ("RGB", "CMYK", "L"), "PNG": ("RGB", "RGBA", "P", "1", "I;16")}
     plain = ("WEBP", "GIF", "BMP", "TIFF", "PPM")
+    deep_colours = [np.arange(20 * 24 * channels, dtype=np.uint16).reshape(20, 24, channels) for channels in (3, 4)]
     of_modes = [saved(kind, mode=mode) for kind, several in modes.items() for mode in several]
-    special = [saved("JPEG", progressive=True), saved("TIFF", compression="tiff_lzw")]
+    special = [saved("JPEG", progressive=True), saved("TIFF", compression="tiff_lzw"), saved("WEBP", lossless=True)]
+    special += [encoded(deep, interlaced) for deep in deep_colours for interlaced in (False, True)]
     return [*of_modes, *map(saved, plain), *special]
 
 

@@ -219,7 +219,7 @@ def test_models_that_cannot_be_compared_are_one_line(here):
     for model, words in (
         ("nowhere", "nowhere: no trained backbone"),
         ("tico/resnet10-w2=gone.pth", "gone.pth: no such file"),
-        ("grey.safetensors", r"takes images of 1 channel\(s\), and a.safetensors takes 3"),
+        ("grey.safetensors", r"takes images of 1 channel, and a.safetensors takes 3"),
     ):
         with pytest.raises(UserError, match=words):
             evaluate("a.safetensors", "knn", "x.npz", against=[model])

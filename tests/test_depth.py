@@ -1,9 +1,7 @@
 """Images of more than eight bits and of any number of channels: values as they are, one stated map to bytes, what is
 found in a sample by closed forms, and a run that keeps what it found."""
 
-import struct
 import warnings
-import zlib
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from test_png import encoded
 from tico_ssl import load_backbone, pretrain
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.arrays import from_arrays
@@ -32,18 +31,6 @@ RAMP = np.arange(0, 65536, 64, dtype=np.uint16).reshape(32, 32)
 
 def deep(height: int = 9, width: int = 7, channels: int = 3, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 65536, (height, width, channels), dtype=np.uint16)
-
-
-def png16(array: np.ndarray) -> bytes:
-    """A PNG of 16 bits with any number of channels, which Pillow does not write."""
-    height, width, channels = array.shape
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in array)
-    header = struct.pack(">IIBBBBB", width, height, 16, {1: 0, 2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
-    parts = [
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 def pnm16(array: np.ndarray) -> bytes:
@@ -68,7 +55,7 @@ def opened(place, channels: int = 1, split="train", **options):
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_sixteen_bits_of_a_png_survive(tmp_path, channels):
     array = deep(channels=channels)
-    (tmp_path / "x.png").write_bytes(png16(array))
+    (tmp_path / "x.png").write_bytes(encoded(array))
     found = Reading(channels).decode(tmp_path / "x.png")
     assert np.array_equal(found.numpy(), array.transpose(2, 0, 1))
 
@@ -224,7 +211,7 @@ def test_images_of_other_channels_are_said(tmp_path):
 def test_deep_colours_become_grey_and_lie_on_white_like_shallow_ones(tmp_path):
     shallow = np.random.default_rng(0).integers(0, 256, (5, 6, 4), dtype=np.uint8)
     Image.fromarray(shallow).save(tmp_path / "shallow.png")
-    (tmp_path / "deep.png").write_bytes(png16(shallow.astype(np.uint16) * 257))
+    (tmp_path / "deep.png").write_bytes(encoded(shallow.astype(np.uint16) * 257))
     for channels in (1, 3):
         difference = decode(tmp_path / "deep.png", channels).int() - decode(tmp_path / "shallow.png", channels).int()
         assert difference.abs().max() <= 1

@@ -298,7 +298,7 @@ def test_classes_count_those_of_both_splits():
 
 
 def test_too_few_images_are_refused_in_a_line():
-    with pytest.raises(UserError, match=r"^test: 1 training image\(s\) are too few$"):
+    with pytest.raises(UserError, match=r"^test: too few training images \(1\)$"):
         train_classifier(Job("test", images_of(1), 4, Settings(**QUICK), CPU), small_backbone(), (0.1,), None)
 
 

@@ -459,7 +459,7 @@ def test_a_run_is_reported_from_its_folder_of_images(tmp_path, tiny):
     assert picture.confusion.sum() == sum("broken" not in test.names(place) for place in range(len(test)))
     path = report(run.folder)
     text = path.read_text()
-    assert "1 files could not be read" in text
+    assert "1 file could not be read" in text
     assert "broken.png" in text
     assert sorted(file.name for file in (run.folder / "figures").glob("map.*")) == ["map.png", "map.svg"]
 

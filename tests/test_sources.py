@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch.utils.data import Dataset
 
+from test_plain_images import jpeg, photograph
 from tico_ssl.config.sections import DataConfig
-from tico_ssl.data import decoding
 from tico_ssl.data.arrays import from_arrays, from_dataset
-from tico_ssl.data.decoding import BadImage, Reading, decode, jpeg_decoder
+from tico_ssl.data.decoding import Reading, decode
 from tico_ssl.data.formats.textures import CLASSES
 from tico_ssl.data.formats.torchvision import SETS
 from tico_ssl.data.names import SUFFIXES
@@ -312,90 +312,6 @@ def test_a_file_cut_anywhere_is_an_image_or_one_line(tmp_path, suffix):
                 assert str(path) in str(error)
 
 
-# ---------------------------------------------------------------------------------------------------- fast JPEGs
-
-
-def photograph(width: int, height: int, mode: str = "RGB") -> Image.Image:
-    """Smooth, as JPEGs are made for."""
-    return Image.fromarray(image(height=6, width=8)).resize((width, height), Image.Resampling.BICUBIC).convert(mode)
-
-
-def jpeg(picture: Image.Image, orientation: int = 1, **options) -> bytes:
-    exif, stream = Image.Exif(), io.BytesIO()
-    exif[0x0112] = orientation
-    picture.save(stream, "JPEG", exif=exif, **options)
-    return stream.getvalue()
-
-
-def by_pillow(data: bytes) -> torch.Tensor:
-    with Image.open(io.BytesIO(data)) as picture:
-        return channels_first(np.array(ImageOps.exif_transpose(picture).convert("RGB")))
-
-
-@pytest.fixture
-def quickly_decoded(monkeypatch) -> list[int]:
-    """Sizes of the files that Pillow did not have to decode."""
-    decoder, found = jpeg_decoder(), []
-    if decoder is None:
-        pytest.skip("Pillow decodes all")
-
-    def noting(data: torch.Tensor) -> torch.Tensor:
-        pixels = decoder(data)
-        found.append(len(data))
-        return pixels
-
-    monkeypatch.setattr(decoding, "jpeg_decoder", lambda: noting)
-    return found
-
-
-NOISE = Image.fromarray(image(height=43, width=61))
-PLAIN_JPEGS = {
-    "4:2:0": {"subsampling": "4:2:0"},
-    "4:4:4": {"subsampling": "4:4:4", "quality": 98},
-    "progressive": {"progressive": True},
-    "grey": {},
-    **{f"orientation {number}": {"orientation": number} for number in range(1, 9)},
-}
-
-
-@pytest.mark.parametrize("kind", PLAIN_JPEGS)
-def test_plain_jpegs_are_pillows_to_the_bit(quickly_decoded, kind):
-    data = jpeg(NOISE.convert("L") if kind == "grey" else NOISE, **PLAIN_JPEGS[kind])
-    found = decode(data)
-    assert quickly_decoded == [len(data)]
-    assert found.dtype == torch.uint8
-    assert torch.equal(found, by_pillow(data))
-
-
-def test_other_files_are_left_to_pillow(quickly_decoded):
-    stream = io.BytesIO()
-    NOISE.save(stream, "PNG")
-    for data in (jpeg(NOISE.convert("CMYK")), stream.getvalue()):
-        assert torch.equal(decode(data), by_pillow(data))
-    assert decode(jpeg(NOISE), channels=1).shape == (1, 43, 61)
-    assert quickly_decoded == []
-
-
-@pytest.mark.parametrize("options", [{}, {"progressive": True}])
-def test_a_jpeg_that_breaks_off_is_described_by_pillow(quickly_decoded, options):
-    data = jpeg(photograph(400, 300), quality=98, **options)
-    for shorter in (None, 100):
-        with pytest.raises(BadImage) as caught:
-            decode(data[: len(data) // 2], name="x.jpg", shorter=shorter)
-        assert caught.value.reason.startswith("image file is truncated")
-        assert "/" not in caught.value.reason
-    assert quickly_decoded == []
-
-
-@pytest.mark.parametrize("kind", PLAIN_JPEGS)
-def test_pillow_alone_will_do(monkeypatch, kind):
-    monkeypatch.setattr(decoding, "jpeg_decoder", lambda: None)
-    data = jpeg(NOISE.convert("L") if kind == "grey" else NOISE, **PLAIN_JPEGS[kind])
-    assert torch.equal(decode(data), by_pillow(data))
-    with pytest.raises(BadImage, match="truncated"):
-        decode(jpeg(photograph(400, 300), quality=98)[:9000])
-
-
 # ---------------------------------------------------------------------------------------------------- reduced decoding
 
 
@@ -528,7 +444,7 @@ def test_several_labels_an_image(tmp_path):
     np.savez(tmp_path / "y.npz", images=stack(), labels=labels[:5])
     error_of(tmp_path / "y.npz", "6 images", "5 labels")
     np.savez(tmp_path / "z.npz", images=stack(), labels=np.int64(3))
-    error_of(tmp_path / "z.npz", "6 images", "1 labels")
+    error_of(tmp_path / "z.npz", "6 images", "1 label")
 
 
 def test_arrays_without_labels(tmp_path):

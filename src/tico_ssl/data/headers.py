@@ -5,15 +5,12 @@ import re
 from contextlib import suppress
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
-from tico_ssl.data import tiff
+from tico_ssl.data import png, tiff
 
 JPEG = b"\xff\xd8\xff"
 DEEP_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")  # of Pillow, with the values of the file
-PNG = b"\x89PNG\r\n\x1a\n"
 _GAP = rb"\s+(?:#[^\n]*\n\s*)*"
 PNM = re.compile(rb"P([56])" + _GAP + rb"(\d+)" + _GAP + rb"(\d+)" + _GAP + rb"(\d+)\s")  # width, height, maximum
 
@@ -41,17 +38,13 @@ def _is_chained(data: bytes) -> bool:
 
 def deep_colours(data: bytes, allow: tiff.Allow) -> np.ndarray | None:
     """A PNG or PPM of 16 bits, which Pillow would reduce to eight if it has colours. None if it is something else."""
-    if data[:8] == PNG and data[24:25] == b"\x10" and data[25:26] != b"\0":
-        from torchvision.io import ImageReadMode, decode_png
-
-        allow(int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big"))
-        encoded = torch.from_numpy(np.frombuffer(bytearray(data), np.uint8))
-        decoded: Tensor = decode_png(encoded, ImageReadMode.UNCHANGED)
-        return decoded.permute(1, 2, 0).numpy()
-    if (header := PNM.match(data[:1024])) is not None and int(header[4]) > 255:
-        width, height, samples = int(header[2]), int(header[3]), 3 if header[1] == b"6" else 1
+    if (header := png.header_of(data)) is not None and header.bits == 16 and header.colours != png.GREY:
+        allow(header.width, header.height)
+        return png.decode(data).permute(1, 2, 0).numpy()
+    if (found := PNM.match(data[:1024])) is not None and int(found[4]) > 255:
+        width, height, samples = int(found[2]), int(found[3]), 3 if found[1] == b"6" else 1
         allow(width, height)
-        return np.frombuffer(data, ">u2", width * height * samples, header.end()).reshape(height, width, samples)
+        return np.frombuffer(data, ">u2", width * height * samples, found.end()).reshape(height, width, samples)
     return None
 
 
@@ -59,7 +52,7 @@ def is_deep(data: bytes) -> bool:
     """Whether an image may have values of more than eight bits, by its header."""
     if data[:3] == JPEG or data[:4] in (b"RIFF", b"GIF8") or data[:2] == b"BM":
         return False
-    if data[:8] == PNG:
+    if data[:8] == png.SIGNATURE:
         return data[24:25] == b"\x10"
     if data[:4] in tiff.MAGIC:
         with suppress(Exception), Image.open(io.BytesIO(data)) as image:

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.backing import ALWAYS, RECORD, WHOLE, InMemory, OnDisk
-from tico_ssl.data.decoding import BadImage, jpeg_frame
+from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.headers import JPEG
+from tico_ssl.data.plain import jpeg_frame
 from tico_ssl.data.ragged import Ragged
 from tico_ssl.data.remote.urls import is_url
 from tico_ssl.data.source import Source, Split

@@ -14,6 +14,7 @@ from torch import Tensor
 from tico_ssl.data.bad_files import BadFiles, readable
 from tico_ssl.data.source import Source
 from tico_ssl.pipeline.workers import AHEAD, CAN_FORK, ahead, shared_ring
+from tico_ssl.runtime.wording import counted
 
 CHUNK = 32  # maximum number of images per work item
 
@@ -73,7 +74,7 @@ class Stream:
         self.batch_size, self.workers, self.device, self.bad = batch_size, workers, device, bad
         self.chunk = min(CHUNK, -(-batch_size // workers))
         self.processes = CAN_FORK
-        self.name = f"decoded by {workers} {'processes' if self.processes else 'threads'}"
+        self.name = f"decoded by {counted(workers, 'process' if self.processes else 'thread')}"
 
     def batches(self, tasks: Iterable[Task]) -> Iterator[tuple[Tensor, ...]]:
         """One batch per task, as tensors (N, C, H, W). On a CPU a batch is valid until the next one is requested."""
