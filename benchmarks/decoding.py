@@ -2,9 +2,9 @@
 
     python benchmarks/decoding.py PHOTOS [--images 64] [--out FILE]
 
-Photos of a folder are resized and encoded as JPEG (quality 92), WebP (quality 80) and PNG, which Pillow decodes in both.
-Both decode all of them in turn, as often as takes about a second; medians of seven rounds, in processor time. Pixels are
-compared to the bit.
+Photos of a folder are resized and encoded as JPEG (quality 92), WebP (quality 80) and PNG, which Pillow decodes anyway.
+The two decode all of them in turn, as often as takes about a second; medians of seven rounds, in processor time. Pixels
+are compared to the bit.
 """
 
 import argparse
