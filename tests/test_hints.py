@@ -100,3 +100,12 @@ def test_a_file_that_cannot_be_written_has_the_name_that_was_given():
 
 def test_a_narrow_column_of_numbers_is_still_markdown():
     assert table.markdown_lines(["", "x"], [["1", "2"]], [])[1] == "| -: | -: |"
+
+
+@pytest.mark.parametrize("option", ["--resume", "--overwrite", None])
+def test_a_folder_that_is_no_run_is_not_said_to_go_on(option, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("x")
+    done = CliRunner().invoke(app, ["pretrain", "demo", "--out", str(tmp_path / "mine"), *filter(None, [option])])
+    assert done.exit_code == 2
+    assert "is not a run folder (it has no recipe.yaml): choose another --out" in done.output

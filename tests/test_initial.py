@@ -1,6 +1,7 @@
 """Weights that a backbone starts from, of any origin; and runs that are trained longer."""
 
 import copy
+import os
 
 import pytest
 import torch
@@ -136,6 +137,13 @@ def test_what_does_not_exist_is_one_line(source, said):
     with pytest.raises(UserError, match=said) as refused:
         initial_weights(source)
     assert "\n" not in str(refused.value)
+
+
+def test_weights_are_not_waited_for(tmp_path):
+    """A pipe that nobody writes to is refused, not opened."""
+    os.mkfifo(tmp_path / "x.pth")
+    with pytest.raises(UserError, match="neither a regular file nor a folder"):
+        initial_weights(str(tmp_path / "x.pth"))
 
 
 def test_a_mismatch_is_an_error_unless_it_may_be(tmp_path):

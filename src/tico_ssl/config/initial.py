@@ -8,7 +8,10 @@ from tico_ssl.runtime.errors import UserError
 
 def require_initial(source: str) -> bool:
     """Require a file, a folder or the name of a model; whether it is the latter. A path wins over a name."""
-    if Path(source).expanduser().exists():
+    path = Path(source).expanduser()
+    if path.exists():
+        if not path.is_file() and not path.is_dir():  # a pipe would be waited for
+            raise UserError(f"training.init '{source}' is neither a regular file nor a folder")
         return False
     library, _, model = source.partition("/")
     if library in BACKBONE_LIBRARIES and library != "tico" and model:

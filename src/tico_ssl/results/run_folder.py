@@ -153,12 +153,12 @@ def admit(folder: Path, recipe: Recipe, resume: bool, overwrite: bool, longer: b
     run = Run(folder)
     if resume and run.recipe_file.is_file():
         _require_same(run.recipe(), as_begun(run, recipe), folder, longer)
+    elif not run.recipe_file.is_file():
+        raise UserError(f"{folder} exists and is not a run folder (it has no recipe.yaml): choose another --out")
     elif not overwrite:
         raise UserError(
             f"{folder} exists: continue it with --resume, replace it with --overwrite, or choose another --out"
         )
-    elif not run.recipe_file.is_file():
-        raise UserError(f"{folder} is not a run folder (it has no recipe.yaml), so --overwrite leaves it alone")
 
 
 def as_begun(run: Run, recipe: Recipe) -> Recipe:
