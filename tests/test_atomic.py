@@ -37,6 +37,18 @@ def test_of_what_fails_nothing_is_left(tmp_path, alone):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_what_is_no_file_is_never_replaced(tmp_path):
+    """Neither a device, which root could, nor a link to one, such as /dev/stdout."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "link", "folder"):
+        with pytest.raises(FileExistsError, match="not a regular file"):
+            write_atomically(tmp_path / name, "x")
+    assert (tmp_path / "pipe").is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "link", "pipe"]
+
+
 def test_what_a_killed_writer_left_is_written_over_by_one_that_is_alone(tmp_path):
     path = tmp_path / "last.pt"
     (tmp_path / "last.pt.tmp").write_text("half of the ol")

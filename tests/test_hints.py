@@ -13,7 +13,7 @@ from tico_ssl.config.recipe import load_recipe, parse_override
 from tico_ssl.data.checking import recommended
 from tico_ssl.evaluations import _evaluate
 from tico_ssl.results import table
-from tico_ssl.runtime.errors import refusal
+from tico_ssl.runtime.errors import UserError, refusal
 
 
 def proposed(*words: object) -> list[str]:
@@ -106,6 +106,6 @@ def test_a_narrow_column_of_numbers_is_still_markdown():
 def test_a_folder_that_is_no_run_is_not_said_to_go_on(option, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("x")
-    done = CliRunner().invoke(app, ["pretrain", "demo", "--out", str(tmp_path / "mine"), *filter(None, [option])])
-    assert done.exit_code == 2
-    assert "is not a run folder (it has no recipe.yaml): choose another --out" in done.output
+    words = ["pretrain", "demo", "--out", str(tmp_path / "mine"), *filter(None, [option])]
+    with pytest.raises(UserError, match=r"is not a run folder \(it has no recipe.yaml\): choose another --out"):
+        CliRunner().invoke(app, words, catch_exceptions=False)

@@ -20,8 +20,10 @@ def written_atomically(path: Path, alone: bool = False) -> Iterator[Path]:
     gets its name, and the name is before this returns.
 
     Every call has a path of its own, so that several processes may write the same file. With `alone` it is always the
-    same one, so that the remains of a killed process are overwritten.
+    same one, so that the remains of a killed process are overwritten. A device is refused: root would replace it.
     """
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "exists and is not a regular file", str(path))
     temporary = path.with_name(f"{path.name}.tmp" if alone else f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
