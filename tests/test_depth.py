@@ -20,7 +20,7 @@ from tico_ssl.data.decoding import Reading, decode
 from tico_ssl.data.depth import to_bytes
 from tico_ssl.data.measuring import settled, statistics
 from tico_ssl.data.sources import open_source, open_training
-from tico_ssl.data.store import open_stored
+from tico_ssl.data.stored import open_stored
 from tico_ssl.features.subjects import data_config
 from tico_ssl.pipeline.packing import pack
 from tico_ssl.runtime.errors import UserError

@@ -14,7 +14,7 @@ from tico_ssl.config.sections import DataConfig
 from tico_ssl.data import decoding, parts
 from tico_ssl.data.decoding import BadImage, Reading, decode
 from tico_ssl.data.sources import open_source
-from tico_ssl.data.store import open_stored
+from tico_ssl.data.stored import open_stored
 from tico_ssl.runtime.extras import install_command
 
 

@@ -26,7 +26,8 @@ from tico_ssl.data.bad_files import BadFiles, readable
 from tico_ssl.data.decoding import BadImage, decode
 from tico_ssl.data.ragged import Ragged
 from tico_ssl.data.source import Source
-from tico_ssl.data.store import SPARE, Store, open_stored, store_for
+from tico_ssl.data.store import Store
+from tico_ssl.data.stored import SPARE, open_stored, store_for
 from tico_ssl.features.exploration import picture_of
 from tico_ssl.networks.storage import load_backbone
 from tico_ssl.pipeline import loader as loading

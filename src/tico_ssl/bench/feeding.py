@@ -14,7 +14,8 @@ from tico_ssl.config.sections import DataConfig
 from tico_ssl.config.views import shorter_side
 from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.source import Source
-from tico_ssl.data.store import Store, store_for
+from tico_ssl.data.store import Store
+from tico_ssl.data.stored import store_for
 from tico_ssl.pipeline.loader import Loader
 from tico_ssl.pipeline.workers import ahead
 from tico_ssl.runtime.errors import UserError

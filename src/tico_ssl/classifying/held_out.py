@@ -10,7 +10,7 @@ from tico_ssl.config.sections import FOUND, DataConfig
 from tico_ssl.data.formats import splits
 from tico_ssl.data.formats.folder import splits_in
 from tico_ssl.data.source import Source
-from tico_ssl.data.store import open_stored
+from tico_ssl.data.stored import open_stored
 from tico_ssl.evaluations._classification.subsets import class_orders
 from tico_ssl.evaluations._classification.training import classes_of
 from tico_ssl.evaluations._context import Context

@@ -7,37 +7,26 @@ time. An image is known by its file's path, size and time, so a changed file is 
 
 import hashlib
 import mmap
-import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import version
-from pathlib import Path
 from zlib import crc32
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.backing import ALWAYS, RECORD, WHOLE, InMemory, OnDisk
 from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.headers import JPEG
 from tico_ssl.data.plain import jpeg_frame
 from tico_ssl.data.ragged import Ragged
-from tico_ssl.data.remote.urls import is_url
-from tico_ssl.data.source import Source, Split
-from tico_ssl.data.sources import open_source
-from tico_ssl.runtime import cache_folder
-from tico_ssl.runtime.memory import free_memory
+from tico_ssl.data.source import Source
 
-FREE_SHARE = 0.5  # of the memory that is free when a store is made
-SPARE = 1.25  # room for so many times the estimated size
 SAMPLED = 32  # images that are decoded to estimate the size of all
 PIECE = 2**26  # bytes that are moved to a device at a time
 BEGIN, HEIGHT, WIDTH, CHECKSUM = range(4)  # columns of the table
-VERSION = 2  # of what is on disk
 TOGETHER = 2**25  # bytes after which images that are decoded together are kept
 PATIENCE = 1.0  # seconds between two looks for what other commands have kept
 ABSENT, BAD = 0, -1  # instead of a begin
@@ -264,74 +253,6 @@ def _same_pixels(records: np.ndarray, shorter: int | None) -> np.ndarray:
     kind = records["shorter"]
     same: np.ndarray = (kind == ALWAYS) | (kind == wanted) | ((2 * wanted > side) & ((kind == WHOLE) | (wanted < side)))
     return same
-
-
-def store_for(
-    source: Source,
-    config: DataConfig,
-    channels: int,
-    shorter: int | None,
-    fill: bool = True,
-    alone: bool = True,
-    note: Callable[[str], None] = lambda reason: None,
-) -> Store | None:
-    """A store for the images of a source, if they are encoded and fit. Images that a caller's own code makes may be
-    others each time. Without `fill` it is only read; if not `alone`, other processes of this command need the same
-    images, which memory is not shared with. Why there is none is noted."""
-    if config.store == "none" or source.content is None or len(source) == 0:
-        return None
-    shorter = shorter if config.reduced_decoding else None
-    if config.store != "memory" and (store := _on_disk(source, config, channels, shorter, fill)) is not None:
-        return store
-    if not fill or not alone or config.store == "disk":
-        return None
-    size, room = estimated_bytes(source), round(FREE_SHARE * free_memory())
-    if SPARE * size < room or config.store == "memory":
-        return Store(source, channels, InMemory(min(round(SPARE * size), room)), shorter, expected=size)
-    note(f"about {size / 1e9:,.0f} GB of decoded images fit neither into the cache (`tico cache`) nor into memory")
-    return None
-
-
-def open_stored(
-    config: DataConfig, split: Split, channels: int, shorter: int | None, fill: bool = True
-) -> Source | None:
-    """The images of a split as `open_source` has them, from a store if there is room for one."""
-    source = open_source(config, split, channels, shorter)
-    store = None if source is None else store_for(source, config, channels, shorter, fill)
-    return source if store is None else store.stored()
-
-
-def _on_disk(source: Source, config: DataConfig, channels: int, shorter: int | None, fill: bool) -> Store | None:
-    where = _where(config)
-    decisive = (VERSION, where, channels, version("pillow"), version("torchvision"))  # decoders may round otherwise
-    folder = cache_folder.cache_folder() / f"decoded-{hashlib.sha256(repr(decisive).encode()).hexdigest()[:16]}"
-    if source.identity is None or not hasattr(os, "preadv") or not (fill or folder.is_dir()):
-        return None
-    try:
-        backing = OnDisk(cache_folder.opened(folder.name, f"decoded images of {where}"))
-        backing.capacity = backing.bytes + cache_folder.make_room(0, folder)
-        store = Store(source, channels, backing, shorter, fill, expected=None if fill else 0)
-        needed = round(SPARE * (store.expected - store.bytes)) if fill else 0
-        room = cache_folder.make_room(needed, folder)
-    except OSError:  # no such folder can be made
-        return None
-    backing.capacity = backing.bytes + room  # others may fill it too
-    if needed <= room or config.store == "disk" or not fill:
-        return store
-    backing.close()
-    if not store.found:  # there is nothing but the images that were decoded to estimate the size
-        cache_folder.remove(folder)
-    return None
-
-
-def _where(config: DataConfig) -> str:
-    """The data of a recipe by paths that do not depend on the working folder."""
-    places = [config.source] if isinstance(config.source, str) else config.source
-    paths = [(place, Path(place).expanduser()) for place in places]
-    known = [path if path.exists() else Path(config.root) / place for place, path in paths]
-    return " + ".join(
-        place if is_url(place) else str(path.resolve()) for place, path in zip(places, known, strict=True)
-    )
 
 
 def estimated_bytes(source: Source) -> int:

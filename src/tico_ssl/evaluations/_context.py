@@ -18,7 +18,7 @@ from tico_ssl.config.views import SMALL_IMAGE
 from tico_ssl.data.given import Given
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import required, shown
-from tico_ssl.data.store import open_stored
+from tico_ssl.data.stored import open_stored
 from tico_ssl.features.cache import FeatureCache
 from tico_ssl.features.evidence import accuracies as accuracies  # for protocols elsewhere
 from tico_ssl.features.evidence import as_line, from_line, intervals_of

@@ -15,7 +15,7 @@ from torch import Tensor
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.given import ALL_SPLITS
 from tico_ssl.data.splits import Part, classes_of, labels_of, open_splits
-from tico_ssl.data.store import open_stored
+from tico_ssl.data.stored import open_stored
 from tico_ssl.features.thumbnails import smallest_side, thumbnails
 from tico_ssl.runtime.printing import printable
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from tico_ssl.data.given import Given
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import required, shown
-from tico_ssl.data.store import open_stored
+from tico_ssl.data.stored import open_stored
 from tico_ssl.features.cache import FeatureCache
 from tico_ssl.features.extraction import Extracted, needed_side
 from tico_ssl.features.knn import knn_predictions

@@ -12,7 +12,7 @@ from torch import nn
 from tico_ssl.config.recipe import Recipe
 from tico_ssl.config.views import shorter_side
 from tico_ssl.data.source import Source
-from tico_ssl.data.store import open_stored
+from tico_ssl.data.stored import open_stored
 from tico_ssl.features import linear
 from tico_ssl.features.extraction import Extracted, extract
 from tico_ssl.features.frozen import Features

@@ -13,7 +13,7 @@ from tico_ssl.data.bad_files import BadFiles, survey
 from tico_ssl.data.measuring import settled
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_training
-from tico_ssl.data.store import store_for
+from tico_ssl.data.stored import store_for
 from tico_ssl.methods._base import Method
 from tico_ssl.methods._base import build_method as method_of
 from tico_ssl.networks.backbones import build_backbone
