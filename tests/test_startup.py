@@ -41,7 +41,7 @@ MISTAKES = [
     ("pretrain photos", "--data"),
     ("plan photos", "--images"),
     ("plan imagenet/tico --gpu h300", "h200"),
-    ("pretrain demo --out taken", "--overwrite"),
+    ("pretrain demo --out taken", "not a run folder"),
     ("pretrain demo --out taken --overwrite", "not a run folder"),
     ("pretrain demo --out notes.txt", "notes.txt"),
     ("pretrain demo --out run --resume", "another recipe"),

@@ -21,6 +21,7 @@ from tico_ssl.config.recipe import load_recipe
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data import backing as backings
 from tico_ssl.data import store as storing
+from tico_ssl.data import stored as choosing
 from tico_ssl.data.backing import RECORD, InMemory, OnDisk
 from tico_ssl.data.bad_files import BadFiles, readable
 from tico_ssl.data.decoding import BadImage, decode
@@ -355,7 +356,7 @@ class TestChoice:
     """Where images are kept: 10 images of 30,000 bytes each."""
 
     def choose(self, how, monkeypatch, memory=10**9, disk=10**9):
-        monkeypatch.setattr(storing, "free_memory", lambda: memory)
+        monkeypatch.setattr(choosing, "free_memory", lambda: memory)
         monkeypatch.setattr(cache_folder, "limit", lambda: disk)
         counted = Source(
             "one",
