@@ -18,9 +18,15 @@ from tico_ssl.config import catalogue
 from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.data.arrays import from_arrays
 from tico_ssl.data.decoding import BadImage
+from tico_ssl.evaluations import corruptions
+from tico_ssl.evaluations._context import Context
+from tico_ssl.evaluations._representation.augmented import views_of_images
+from tico_ssl.evaluations._representation.settings import ViewSettings
 from tico_ssl.features import batches, feature_store
 from tico_ssl.features.album import Album, Part
+from tico_ssl.features.cache import FeatureCache
 from tico_ssl.features.extraction import extract
+from tico_ssl.features.lazy import LazyBackbones
 from tico_ssl.methods._base import Batch
 from tico_ssl.networks import fused
 from tico_ssl.networks.backbones import build_backbone
@@ -125,6 +131,25 @@ def extracted(folder, rank):
     return found
 
 
+def looked_at():
+    """Features of augmented views, and what corruptions cost, of images of which some cannot be read."""
+    torch.manual_seed(1)
+    networks = {name: build_backbone(BackboneConfig(name="tico/resnet10-w4"), SIDE).eval() for name in ("one", "two")}
+    seen = []
+    networks["one"].register_forward_hook(lambda network, given, found: seen.append(len(found)))
+    source = replace(images(SOURCES["files"]), labels=torch.arange(COUNT) % 3)
+    context = Context(LazyBackbones(networks), source, source, {}, "0", 0, CPU, FeatureCache(None, together=True))
+    given = batches.BATCH, corruptions.BATCH
+    batches.BATCH, corruptions.BATCH = 8, 8
+    try:
+        views = views_of_images(context, ViewSettings(policy="byol-small", images=COUNT), 2)
+        settings = corruptions.Config(kinds=("shot-noise", "contrast"), images=COUNT, k=3, iterations=5)
+        result = corruptions.run(context, settings)
+    finally:
+        batches.BATCH, corruptions.BATCH = given
+    return sum(seen), views, result.numbers, result.data["severities"]
+
+
 def fused_norm(rank):
     """A share of a batch of two views through the kernels, which Triton's interpreter runs on a CPU."""
     generator = torch.Generator().manual_seed(3)
@@ -221,6 +246,7 @@ def work(rank):
         "averaged": {str(bucket): averaged(rank, bucket) for bucket in (1, 100, 2**20)},
         "rows": distributed.rows_of_all(rows),
         "extracted": features,
+        "looked at": looked_at(),
         "fused": fused_norm(rank) if fused.fused_kernels is not None else None,
         "sent": {name: counted(name, rank) for name in METHODS},
     }
@@ -310,6 +336,18 @@ def test_features_are_those_of_one_process_to_the_bit_and_written_once(four, nam
     for mine, theirs in zip(stored[0], alone[f"stored {name}"], strict=True):
         assert torch.equal(torch.as_tensor(mine), torch.as_tensor(theirs))
     assert torch.equal(alone[name][0], alone[f"stored {name}"][0])
+
+
+def test_augmented_and_corrupted_images_are_shared_out_and_what_is_found_is_that_of_one_process(four):
+    seen, views, *results = looked_at()
+    readable = COUNT - len(SOURCES["files"])
+    assert {name: tuple(each.shape[:2]) for name, each in views.items()} == dict.fromkeys(("one", "two"), (readable, 2))
+    assert sum(part["looked at"][0] for part in four) == seen
+    assert max(part["looked at"][0] for part in four) < seen / 2
+    for part in four:
+        _, mine, *found = part["looked at"]
+        assert all(torch.equal(mine[name], each) for name, each in views.items())
+        assert found == results
 
 
 def test_fused_kernels_have_the_statistics_of_all_processes(four):

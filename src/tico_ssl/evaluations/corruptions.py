@@ -17,13 +17,15 @@ from tico_ssl.evaluations._classification.settings import Positive, Rate
 from tico_ssl.evaluations._context import Context
 from tico_ssl.evaluations._representation.corruption import corrupt, strength
 from tico_ssl.evaluations._representation.settings import SEVERITIES, STRENGTHS
-from tico_ssl.features.batches import prepared_batches
+from tico_ssl.features.batches import BATCH, own_share, prepared_batches
 from tico_ssl.features.evidence import Scores, means, resampled
+from tico_ssl.features.extraction import in_order
 from tico_ssl.features.knn import knn_predictions
 from tico_ssl.features.regression import fit_linear
 from tico_ssl.features.settings import Voters
 from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
+from tico_ssl.runtime import distributed
 from tico_ssl.runtime.progress import track
 from tico_ssl.runtime.randomness import generator
 from tico_ssl.views import operations
@@ -85,17 +87,19 @@ def run(context: Context, config: Config) -> Result:
 
 def _central_squares(context: Context, name: str, most: int) -> tuple[Tensor, Tensor]:
     """The central crops of the test images for a backbone as bytes, and their classes: corruptions come after the
-    crop."""
+    crop. Of several processes each decodes a share."""
     source = context.images(name)[1].limited(most)
     assert source.labels is not None
     like = context.backbones.lazy[name].like
     size = like.image_size
-    squares, places = [], []
     shape = (like.config.channels, size, size)
-    for images, at in prepared_batches(source, lambda given, _: centre_crop(given, size), shape, torch.device("cpu")):
+    share, mine = own_share(source)
+    squares, places = [torch.empty(0, *shape, dtype=torch.uint8)], list[int]()
+    for images, at in prepared_batches(share, lambda given, _: centre_crop(given, size), shape, torch.device("cpu")):
         squares.append((images.clamp(0, 1) * 255).round().to(torch.uint8).contiguous())
         places += at
-    return torch.cat(squares), source.labels[places]
+    found = in_order(torch.cat(squares), mine[places])
+    return found.features, source.labels[found.places]
 
 
 def _classifiers(context: Context, name: str, config: Config) -> dict[str, Classifier]:
@@ -120,18 +124,25 @@ def _features(
     kind: str,
     severity: int,
     draw: torch.Generator,
-    batch: int = 256,
 ) -> dict[str, Tensor]:
-    """Features of some backbones for corrupted images; severity 0 leaves them clean."""
-    features: dict[str, list[Tensor]] = {name: [] for name in names}
-    for part in clean.split(batch):
-        seen = (corrupt(part, kind, severity, draw) if severity else part).to(context.device) / 255
-        seen = seen.contiguous(memory_format=torch.channels_last)  # a third faster on a CPU
+    """Features of some backbones for corrupted images; severity 0 leaves them clean. Of several processes each takes
+    batches in turn; all draw the noise of all, which costs little."""
+    widths = {name: context.backbones.lazy[name].like.width for name in names}
+    features = {name: [torch.empty(0, width, device=context.device)] for name, width in widths.items()}
+    mine: list[Tensor] = [torch.empty(0, dtype=torch.int64)]
+    for number, places in enumerate(torch.arange(len(clean)).split(BATCH)):
+        part = clean[places]
+        part = corrupt(part, kind, severity, draw) if severity else part
+        if number % distributed.world_size() != distributed.rank():
+            continue
+        mine.append(places)
+        seen = (part.to(context.device) / 255).contiguous(memory_format=torch.channels_last)  # a third faster on a CPU
         for name in names:
             backbone = context.backbones[name]
             backbone.eval().to(context.device)
             features[name].append(backbone(operations.normalise(seen, backbone.mean, backbone.std)))
-    return {name: torch.cat(parts) for name, parts in features.items()}
+    places = torch.cat(mine)
+    return {name: in_order(torch.cat(parts), places).features.to(context.device) for name, parts in features.items()}
 
 
 def _summary(classifier: str, right: dict[str, list[Tensor]]) -> Scores:

@@ -10,7 +10,8 @@ from tico_ssl.config.views import SMALL_IMAGE, ViewPolicy, named_policy, shorter
 from tico_ssl.data.source import Source
 from tico_ssl.evaluations._context import Context
 from tico_ssl.evaluations._representation.settings import ViewSettings
-from tico_ssl.features.batches import BATCH, prepared_batches
+from tico_ssl.features.batches import BATCH, own_share, prepared_batches
+from tico_ssl.features.extraction import in_order
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime.errors import UserError
@@ -68,26 +69,31 @@ def _one_view(
     device: torch.device,
     label: str,
 ) -> dict[str, Tensor]:
-    """A view of every image through every backbone, in evaluation mode; a function of seed and number."""
+    """A view of every image through every backbone, in evaluation mode; a function of seed and number. Of several
+    processes each computes a share, and has all."""
     like = next(iter(backbones.values()))
     make = Views([policy], like.image_size, like.mean, like.std)
     begins = range(0, len(source), BATCH)
     drawn = [make.draw(min(BATCH, len(source) - i), generator(seed, "probe", DRAW, number, i)) for i in begins]
-    uniforms = torch.cat(drawn)
+    share, mine = own_share(source)
+    uniforms = torch.cat(drawn)[mine]
 
     def crop(images: Tensor | Sequence[Tensor], places: list[int]) -> Tensor:
         (crops,) = make.crop(images, make.decide(uniforms[places], sizes_of(images)))
         return crops / 255 if crops.dtype == torch.uint8 else crops
 
-    features: dict[str, list[Tensor]] = {name: [] for name in backbones}
+    features = {name: [torch.empty(0, backbone.width)] for name, backbone in backbones.items()}
+    seen: list[int] = []
     for backbone in backbones.values():
         backbone.eval().to(device)
-    batches = prepared_batches(source, crop, (len(like.mean), like.image_size, like.image_size), device)
-    for crops, places in track(batches, len(source), label, "images", lambda batch: len(batch.places)):
+    batches = prepared_batches(share, crop, (len(like.mean), like.image_size, like.image_size), device)
+    for crops, places in track(batches, len(share), label, "images", lambda batch: len(batch.places)):
         (view,) = make.finish([crops], make.decide(uniforms[places]).to(device))
         view = view.contiguous(memory_format=torch.channels_last)  # a third faster on a CPU
         for name, backbone in backbones.items():
             features[name].append(backbone(view).cpu())
-    if not any(features.values()):
+        seen += places
+    found = {name: in_order(torch.cat(parts), mine[seen]).features for name, parts in features.items()}
+    if not len(next(iter(found.values()))):
         raise UserError(f"{source.name}: none of the {counted(len(source), 'image')} can be read")
-    return {name: torch.cat(parts) for name, parts in features.items()}
+    return found
