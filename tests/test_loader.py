@@ -19,6 +19,7 @@ from tico_ssl.pipeline.streaming import Stream, Task
 from tico_ssl.pipeline.workers import default_workers
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.randomness import generator
+from tico_ssl.runtime.wording import counted
 from tico_ssl.views.executor import Views
 
 CPU = torch.device("cpu")
@@ -156,7 +157,7 @@ def test_streamed_images_are_those_of_the_files(tmp_path, workers, batch_size, p
 def test_streamed_views_do_not_depend_on_the_workers_and_are_those_of_whole_images(tmp_path, workers, views):
     source, pixels = folder_and_archive(tmp_path)
     streamed = Loader(source, views, 4, 7, CPU, workers)
-    assert streamed.storage == f"decoded by {workers} processes"
+    assert streamed.storage == f"decoded by {counted(workers, 'process')}"
     for step, raw in enumerate(streamed.iterate(1, 9), 1):
         images = [pixels[place] for place in raw.index.tolist()]
         expected = views(images, views.draw(4, generator(7, "views", step)))
