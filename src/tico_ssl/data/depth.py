@@ -53,7 +53,7 @@ def eight_bits(array: np.ndarray) -> np.ndarray:
         return array
     values = np.nan_to_num(array.astype(np.float64), copy=False)
     values.clip(0, out=values)
-    largest = float(values.max(initial=0))
+    largest = float(np.max(values, initial=0))
     if np.issubdtype(array.dtype, np.floating):
         full = 1.0 if largest <= 1 else 255.0 if largest <= 255 else largest
     else:

@@ -46,7 +46,7 @@ def _varied(folder: Path, files: list[str], reading: Reading, rows: np.ndarray) 
     kept = np.ones(len(rows), bool)
     tiled = np.flatnonzero(rows[:, 4])
     _, images = np.unique(rows[tiled, :2], axis=0, return_inverse=True)
-    for places in (tiled[images == image] for image in range(images.max(initial=-1) + 1)):
+    for places in (tiled[images == image] for image in np.unique(images)):
         means, variances = np.array([_moments(folder, files, reading, rows[place]) for place in places]).T
         readable = ~np.isnan(variances)  # others are refused later
         if readable.any():

@@ -116,7 +116,7 @@ def _entropy(shares: np.ndarray) -> float:
 def rand_index(table: np.ndarray) -> float:
     """The share of pairs of images on which classes and clusters agree, adjusted for chance."""
     together, of_classes, of_clusters = (_pairs(of) for of in (table, table.sum(1), table.sum(0)))
-    by_chance = of_classes * of_clusters / max(_pairs(table.sum()), 1.0)
+    by_chance = of_classes * of_clusters / max(_pairs(table.sum(keepdims=True)), 1.0)
     most = (of_classes + of_clusters) / 2
     return (together - by_chance) / (most - by_chance) if most > by_chance else 1.0
 

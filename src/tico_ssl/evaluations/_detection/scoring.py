@@ -112,8 +112,8 @@ def voc_scores(pictures: Sequence[Picture], found: Sequence[Found], classes: int
     if not there:
         raise UserError("the test images have no object that is not difficult")
     at = {
-        int(percent): 100 * float(np.mean([voc_ap(matches, percent / 100, eleven_points) for matches in there]))
-        for percent in THRESHOLDS
+        percent: 100 * float(np.mean([voc_ap(matches, percent / 100, eleven_points) for matches in there]))
+        for percent in map(int, THRESHOLDS)
     }
     return {"box_ap": float(np.mean(list(at.values()))), "box_ap50": at[50], "box_ap75": at[75]}
 
@@ -160,7 +160,7 @@ def voc_ap(matches: Matches, threshold: float, eleven_points: bool) -> float:
         elif not match.difficult:
             right[place] = 1
             taken.add(match.object)
-    right, wrong = right.cumsum(), wrong.cumsum()
+    right, wrong = np.cumsum(right), np.cumsum(wrong)
     precision = right / np.maximum(right + wrong, np.finfo(np.float64).eps)
     return average_precision(right / matches.objects, precision, eleven_points)
 
