@@ -14,7 +14,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -144,9 +144,24 @@ def _read(file: Path, module_name: str, part: str) -> Any:
             open_names += [node.id for node in read if isinstance(node.ctx, ast.Load)]  # a field may have any name
     needed = {binding[name] for name in names}
     chosen = ast.Module([_reduced(statement, names) for statement in body if statement in needed], type_ignores=[])
-    namespace: dict[str, Any] = {"__name__": module_name, "__file__": str(file)}
-    exec(compile(chosen, str(file), "exec"), namespace)
-    return namespace[part]
+    module = ModuleType(module_name)
+    module.__file__ = str(file)
+    with _known(module):
+        exec(compile(chosen, str(file), "exec"), module.__dict__)
+    return module.__dict__[part]
+
+
+@contextmanager
+def _known(module: ModuleType) -> Iterator[None]:
+    """For a moment, the module of its name: from Python 3.13 on, pydantic finds the meaning of fields only so."""
+    before = sys.modules.get(module.__name__)
+    sys.modules[module.__name__] = module
+    try:
+        yield
+    finally:
+        del sys.modules[module.__name__]
+        if before is not None:
+            sys.modules[module.__name__] = before
 
 
 def _reduced(statement: ast.stmt, names: set[str]) -> ast.stmt:
