@@ -13,12 +13,13 @@ hide: [toc]
 
 # Recipes
 
-`tico describe NAME` prints a recipe with every field documented; its output is itself a recipe file. Times and
-accuracies are those that the recipe's description states: *published* by others, *here* measured with this package
-([reproductions](../reproductions.md) and [the paper](../paper.md) have the logs). An empty cell means that nothing is
-stated, not that nothing is expected.
+`tico describe NAME` prints a recipe with every field documented; its output is itself a recipe file. Accuracies and
+times are those that the recipe's description states: *published* by others, *here* measured with this package, with
+the log of the run. Where both are stated they are of one protocol, which [the descriptions](#what-each-recipe-says)
+name ([reproductions](../reproductions.md), [the paper](../paper.md)). An empty cell means that nothing was measured.
 """
 HEAD = ["recipe", "method", "backbone", "data", "epochs", "batch", "published, %", "here, %", "time here"]
+HERE = re.compile(r"Here: ([\d.]+) % (.*?), ([\d.]+ (?:seconds|minutes|hours) on [^,(]*) \((\S+)\)")
 
 
 def page() -> str:
@@ -54,11 +55,11 @@ def anchor(name: str) -> str:
 
 
 def stated(description: str) -> tuple[str, str, str]:
-    """The first published accuracy that a description states, the one measured here, and how long that took."""
+    """The first published accuracy that a description states, the one measured here with its log, and how long that
+    took."""
     text = " ".join(description.split())
-    published, here = re.search(r"Published: ([\d.]+) %", text), re.search(r"Here: ([\d.]+) %(.*?)(\.(?= |$)|$)", text)
-    time = re.search(r"[\d.]+ (seconds|minutes|hours)( on [^,]*)?", here[2]) if here else None
-    return published[1] if published else "", here[1] if here else "", time[0] if time else ""
+    published, here = re.search(r"Published: ([\d.]+) %", text), HERE.search(text)
+    return published[1] if published else "", f"[{here[1]}](../../{here[4]})" if here else "", here[3] if here else ""
 
 
 def studies() -> str:
