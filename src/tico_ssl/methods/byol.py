@@ -1,9 +1,12 @@
 """BYOL: Bootstrap Your Own Latent (Grill et al., 2020). Predict the target's embedding; no negatives.
 
-p_i = predictor(f(x_i));  z_i = f_target(x_i)               two views, two networks, n embeddings of d numbers
-loss = mean(2 - 2 cos(p_1, z_2)) + mean(2 - 2 cos(p_2, z_1))
-... backward, optimiser step ...
-target = ema_decay target + (1 - ema_decay) online          backbone and projector, not the predictor
+    p_i = predictor(f(x_i));  z_i = f_target(x_i)               two views, two networks, n embeddings of d numbers
+    loss = mean(2 - 2 cos(p_1, z_2)) + mean(2 - 2 cos(p_2, z_1))
+    ... backward, optimiser step ...
+    target = ema_decay target + (1 - ema_decay) online          backbone and projector, not the predictor
+
+Each view's embedding by the online network is to predict the other's by the target. Only the online network and the
+predictor are trained; without the predictor, embeddings collapse.
 """
 
 from collections.abc import Sequence

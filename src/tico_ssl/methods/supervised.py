@@ -1,6 +1,8 @@
 """Supervised: the backbone with a linear classifier, trained with labels. The baseline of self-supervision.
 
-loss = - mean_i log softmax(W f(x_i) + b)[y_i]          cross entropy; x one view, y its image's label
+    loss = - mean_i log softmax(W f(x_i) + b)[y_i]          cross entropy; x one view, y its image's label
+
+The classifier is trained along with the backbone and left behind afterwards.
 """
 
 from typing import Annotated, ClassVar
