@@ -56,9 +56,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--limit", type=int, help="images, for a trial")
-    parser.add_argument("--scratch", help="folder for runs, which are removed")
+    parser.add_argument("--scratch", type=Path, help="folder for runs, which are removed")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    if given.scratch is not None:
+        given.scratch.mkdir(parents=True, exist_ok=True)
     device = choose_device()
     tune_process(device)
     always = {"data.source": given.data, "data.held_out": HELD_OUT} | (
