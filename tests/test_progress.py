@@ -52,6 +52,14 @@ def test_a_forecast_comes_once_and_again_only_if_it_is_another_one():
     assert counted == 1
 
 
+def test_a_training_that_has_ended_needs_no_forecast():
+    now = 0.0
+    expected = Forecast(2, [0], clock=lambda: now)
+    for done in (1, 2):
+        now += 60.0
+        assert expected.left(done) is None
+
+
 def test_training_says_in_its_log_how_long_it_will_take(tmp_path, tiny, monkeypatch, capsys):
     usual = Step.__call__
 

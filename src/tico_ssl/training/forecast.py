@@ -27,7 +27,7 @@ class Forecast:
                 self._begun = done, self._now()
             return None
         first, then = self._begun
-        if self._clock() - then < TIMED:
+        if self._clock() - then < TIMED or done == self.steps:
             return None
         pace = (self._now() - then) / (done - first)
         self._begun = None
