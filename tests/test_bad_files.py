@@ -2,14 +2,17 @@
 
 import json
 import os
+import shutil
 import sys
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
 from tico_ssl import embed, evaluate, pretrain
+from tico_ssl.cli import app
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.bad_files import BadFiles, readable
 from tico_ssl.data.checking import check
@@ -105,6 +108,18 @@ def test_check_finds_bad_files_sizes_formats_and_duplicates(folder):
     assert "46 files" in text
     assert "42 readable" in text
     assert "1 copy of another file, such as dogs/00.png = dogs/again.png" in text
+
+
+def test_check_says_which_images_are_in_several_splits(tmp_path):
+    for number, name in enumerate(["train/a/0", "train/a/1", "train/b/2", "test/a/3", "test/b/4"]):
+        file = tmp_path / f"{name}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        noise(number, 20, 20).save(file)
+    shutil.copy(tmp_path / "train/a/0.png", tmp_path / "train/a/copy.png")
+    assert "leaks" not in CliRunner().invoke(app, ["data", "check", str(tmp_path)]).output
+    shutil.copy(tmp_path / "train/a/1.png", tmp_path / "test/a/copy.png")
+    text = CliRunner().invoke(app, ["data", "check", str(tmp_path)]).output
+    assert "1 image in more than one split, such as train/a/1.png = test/a/copy.png" in " ".join(text.split())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="file names of any bytes are Linux's")

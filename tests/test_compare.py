@@ -258,6 +258,21 @@ def test_models_beside_the_run_have_columns_and_older_results_leave_them_empty(b
     assert {"knn top1_k20 initial", "knn top1_k20 resnet50", "rankme rankme untrained"} <= set(head)
 
 
+def test_what_was_found_in_the_same_images_does_not_make_them_others(tmp_path):
+    runs = []
+    for rank in (3.0, 7.0):
+        folder = made_run(tmp_path / f"rank-{rank:g}", **{"method.rho": rank})
+        numbers = {"trained": {"rank_by_variance": rank, "largest_share": 50.0}}
+        runs.append(add_result(folder, "spectrum", numbers, source="x", train=100, spectra={"trained": [rank]}))
+    notes = "\n".join(comparison_of(read_records(runs), every=True).notes)
+    assert "same data" not in notes
+    assert "spectrum largest_share in %" in notes  # and not its ranks
+    add_result(runs[1], "spectrum", numbers, source="x", train=50, spectra={"trained": [7.0]})
+    assert "spectrum: not all runs were evaluated with the same data" in "\n".join(
+        comparison_of(read_records(runs)).notes
+    )
+
+
 def test_every_metric_is_there_if_asked_for(beside, capsys):
     few, every = comparison_of(read_records(beside)), comparison_of(read_records(beside), every=True)
     assert [str(one) for one in few.shown] == ["knn top1_k20", "rankme rankme"]

@@ -72,6 +72,34 @@ def test_what_is_no_image_is_one_line(backbone, wrong):
         backbone.preprocess([wrong])
 
 
+@pytest.mark.parametrize("batch", [False, True])
+def test_tensors_of_other_types_are_the_same_image_or_one_line(backbone, batch):
+    """Integers are bytes if they fit, floats are from 0 to 1; what was multiplied by 255 or normalised is refused."""
+    pixels = torch.from_numpy(noise(16, 16)).permute(2, 0, 1)
+    pixels = torch.stack([pixels, pixels]) if batch else pixels
+    expected = backbone.preprocess(pixels)
+    for same in (pixels.long(), (pixels.int() * 257).to(torch.uint16), pixels / 255, (pixels / 255).double()):
+        torch.testing.assert_close(backbone.preprocess(same), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(backbone.preprocess((pixels / 255).bfloat16()), expected, rtol=0, atol=0.02)
+    for wrong in (pixels.float(), expected, torch.full_like(expected, torch.nan)):
+        with pytest.raises(UserError, match="floats from 0 to 1, or uint8"):
+            backbone.preprocess(wrong if batch else wrong.view(3, 16, 16))
+
+
+def test_deep_tensors_are_mapped_as_deep_arrays_are():
+    deep = np.random.default_rng(0).integers(0, 4096, (16, 16, 1), np.uint16)
+    limits = (300.0, 2_000.0)
+    (expected,) = as_images(deep, 1, limits)
+    tensor = torch.from_numpy(deep).permute(2, 0, 1)
+    for same in (tensor, tensor.float(), tensor[None], tensor.int()):
+        torch.testing.assert_close(as_images(same, 1, limits)[0], expected, rtol=0, atol=1)
+
+
+def test_wide_integers_are_bytes_if_they_fit(backbone):
+    array = noise()
+    assert torch.equal(backbone.preprocess(array.astype(np.int64)), backbone.preprocess(array))
+
+
 def test_a_missing_file_is_named(backbone, tmp_path):
     with pytest.raises(UserError, match=r"gone\.jpg"):
         backbone.preprocess(tmp_path / "gone.jpg")

@@ -12,9 +12,10 @@ from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
 from tico_ssl import evaluate
 from tico_ssl.evaluations import alignment_uniformity, alpha_req, clustering, spectrum
+from tico_ssl.evaluations import rankme as rankme_protocol
 from tico_ssl.evaluations._context import open_context
 from tico_ssl.evaluations._representation.augmented import views_of_images
-from tico_ssl.evaluations._representation.projectors import embeddings
+from tico_ssl.evaluations._representation.projectors import CALIBRATION, embeddings
 from tico_ssl.evaluations._representation.settings import ViewSettings
 from tico_ssl.evaluations._representation.spectra import (
     eigenvalues,
@@ -30,6 +31,7 @@ from tico_ssl.evaluations._representation.sphere import alignment, uniformity
 from tico_ssl.evaluations.clustering import agreement, cluster, mutual_information, rand_index
 from tico_ssl.evaluations.neighbour_consistency import consistency
 from tico_ssl.features.evidence import intervals_of
+from tico_ssl.features.frozen import Features
 from tico_ssl.results.collapse import collapse_signs
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.monitor import occupied
@@ -443,6 +445,38 @@ def test_embeddings_are_what_the_trained_projector_makes_of_features(run):
     assert torch.allclose(found["trained"], expected, atol=1e-5)
     assert found["untrained"].shape == (7, 16)
     assert not torch.allclose(found["untrained"], found["trained"], atol=1e-2)
+
+
+def sorted_by_class(run, images, width=32, classes=4):
+    """A context whose features are sorted by class; each class has directions of its own and a mean far from the
+    others'."""
+    values = torch.zeros(images, width)
+    for label in range(classes):
+        mine = slice(label * images // classes, (label + 1) * images // classes)
+        own = slice(label * width // classes, (label + 1) * width // classes)
+        values[mine, own] = normal(images // classes, width // classes, seed=label).float() + 10
+    context = open_context(run.folder)
+    for name in context.backbones:
+        context._features[name, False] = Features(values, values[:1])
+    return context
+
+
+def test_some_images_of_sorted_ones_have_the_directions_of_all_classes(run):
+    context = sorted_by_class(run, 400)
+    of_a_class = 8
+    assert rankme_protocol.run(context, rankme_protocol.Config(images=100)).numbers["trained"]["rankme"] > of_a_class
+    assert spectrum.run(context, spectrum.Config(images=100)).numbers["trained"]["rank_by_deviation"] > of_a_class
+    assert alpha_req.run(context, alpha_req.Config(images=100)).data["fitted"]["trained"] == [5, 16]
+
+
+def test_the_untrained_projector_is_calibrated_on_all_classes_of_sorted_images(run):
+    context = sorted_by_class(run, 4 * CALIBRATION)
+    features = context.features("untrained").train
+    embeddings(context, dict.fromkeys(context.backbones, features[:2]))
+    linear, norm = context.kept["projectors"]["untrained"][:2]
+    outputs = linear(features)
+    assert ((norm.running_mean - outputs.mean(0)).abs() < 0.2 * outputs.std(0)).all()
+    assert ((norm.running_var / outputs.var(0) - 1).abs() < 0.1).all()
 
 
 def test_without_a_checkpoint_there_are_no_numbers_of_the_embedding(run, monkeypatch, capsys):

@@ -350,6 +350,12 @@ def test_gradient_flows_through_weight_standardisation():
     assert gradient.mean(dim=(1, 2, 3)).abs().max() < 1e-4 * gradient.abs().max()
 
 
+def test_a_backbone_can_be_exported_for_batches_of_any_size():
+    backbone, images = build(image_size=16).eval(), noise(3, 16)
+    program = torch.export.export(backbone, (images[:2],), dynamic_shapes=({0: torch.export.Dim("images")},))
+    assert torch.allclose(program.module()(images), backbone(images), atol=1e-6)
+
+
 def test_catalogues_hold_names_that_can_be_built():
     for library in LIBRARIES:
         names = catalogue(library)

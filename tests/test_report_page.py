@@ -86,6 +86,13 @@ def test_four_rows_of_neighbours_are_above_the_fold(tmp_path):
     assert made.count('class="row"') == 4
 
 
+def test_images_held_out_are_not_said_to_be_trained_on(tmp_path):
+    """Of 600, a quarter is held out."""
+    run = made_run(tmp_path / "run", overrides={"data.limit": 600, "data.held_out": 0.25})
+    run.images_file.write_text(json.dumps({"images": 450}))
+    assert headline.facts_of(read_record(run.folder))["data"] == "textures, 450 images"
+
+
 def test_facts_are_of_the_run_and_not_the_recipe_s_sentence(tmp_path):
     run = made_run(tmp_path / "a", metrics=[log_line(15, 1.5)], overrides={"description": "Minutes on a laptop."})
     facts = headline.facts_of(read_record(run.folder))

@@ -1,5 +1,6 @@
 """What texts promise about inputs and settings is so."""
 
+import inspect
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+import tico_ssl
 from tico_ssl.config.recipe import load_recipe
 from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.integrations._batches import read_batch
@@ -101,3 +103,13 @@ def test_every_test_that_a_guarantee_names_is_there():
     written = "\n".join(file.read_text("utf-8") for file in Path(__file__).parent.rglob("*.py"))
     for name in re.findall(r"test_\w+", (ROOT / "docs" / "guarantees.md").read_text("utf-8")):
         assert name in written or (Path(__file__).parent / f"{name}.py").is_file(), name
+
+
+@pytest.mark.parametrize("name", [name for name in tico_ssl.__all__ if name != "__version__"])
+def test_help_names_every_argument_and_has_an_example(name):
+    public = getattr(tico_ssl, name)
+    text = inspect.getdoc(public)
+    usual = {"params", "lr", "momentum", "weight_decay"}  # of any optimiser
+    unnamed = [one for one in inspect.signature(public).parameters if not re.search(rf"\b{one}\b", text)]
+    assert set(unnamed) <= usual
+    assert re.search(rf"\n\n    .*\b{name}\(", text)

@@ -35,7 +35,13 @@ def save_classifier(model: ImageClassifier, path: Path, about: About) -> None:
 
 
 def load_classifier(path: str | Path) -> ImageClassifier:
-    """The classifier of a folder that `tico finetune` has written, or of its file, in evaluation mode."""
+    """The classifier of `path`, a folder that `tico finetune` has written or its file, in evaluation mode.
+
+    Images are paths, Pillow images, arrays or tensors.
+
+        model = load_classifier("runs/mine/classifier")
+        model.predict(["a.jpg"], top=3)  # [[("daisy", 0.98), ("rose", 0.01), ("tulip", 0.005)]]
+    """
     return read_classifier(classifier_file(path))[0]
 
 

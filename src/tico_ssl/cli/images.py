@@ -35,13 +35,13 @@ def check(
     parts = _opened(source, split, channels)
 
     from tico_ssl.data.checking import check as examine
-    from tico_ssl.data.checking import contents
+    from tico_ssl.data.checking import contents, shared
     from tico_ssl.data.splits import together
     from tico_ssl.runtime.json_lines import write_json_lines
     from tico_ssl.runtime.progress import say
 
     report = examine(together(parts), workers, label="checking")
-    for line in (*report.lines(), *contents(parts)):
+    for line in (*report.lines(), *shared(parts, report.duplicates), *contents(parts)):
         say(line)
     if out is not None:
         path = Path(out).expanduser()

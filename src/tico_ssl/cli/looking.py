@@ -104,7 +104,7 @@ def cache(
     which: Annotated[str, typer.Argument(metavar="[TEXT]", help="Only entries with this text, such as a path.")] = "",
     limit: Annotated[
         str | None,
-        typer.Option(help="Set the size limit in bytes, such as 20G; what is over it goes. By default it stays."),
+        typer.Option(help="Set the size limit, such as 20G, and remove what exceeds it; by default it stays as it is."),
     ] = None,
     clear: Annotated[bool, typer.Option("--clear", help="Remove entries that no command uses now.")] = False,
 ) -> None:

@@ -85,6 +85,19 @@ def contents(parts: Sequence[Part]) -> Iterator[str]:
         yield f"{part.split:<11}{counted(len(part.source), 'image')}, {_classes(part.source)}: {uses[part.split]}"
 
 
+def shared(parts: Sequence[Part], duplicates: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Images that are in several splits, as text: a test image that was trained on tells nothing. Where there are
+    several splits, names begin with the folder of theirs."""
+    leaks = []
+    for group in duplicates:
+        firsts = [next((name for name in group if name.startswith(f"{part.folder}/")), None) for part in parts]
+        if len(found := [name for name in firsts if name is not None]) > 1:
+            leaks.append(found)
+    if len(parts) > 1 and leaks:
+        example = " = ".join(leaks[0][:2])
+        yield f"{'leaks':<11}{counted(len(leaks), 'image')} in more than one split, such as {example}"
+
+
 def _classes(source: Source) -> str:
     if source.labels is None:
         return "no labels"

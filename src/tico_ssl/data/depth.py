@@ -48,7 +48,7 @@ def native(array: np.ndarray) -> np.ndarray:
 
 def eight_bits(array: np.ndarray) -> np.ndarray:
     """Values scaled to eight bits by their dtype and range, where no range is known: 0..1, 0..255, 0..65535, or 0 to
-    the maximum."""
+    the maximum. Integers of 64 bits are bytes if they fit."""
     if array.dtype == np.uint8:
         return array
     values = np.nan_to_num(array.astype(np.float64), copy=False)
@@ -57,7 +57,8 @@ def eight_bits(array: np.ndarray) -> np.ndarray:
     if np.issubdtype(array.dtype, np.floating):
         full = 1.0 if largest <= 1 else 255.0 if largest <= 255 else largest
     else:
-        full = 65535.0 if largest <= 65535 else largest
+        wide = array.dtype.itemsize == 8 and largest <= 255  # what numpy and torch make of plain integers
+        full = 255.0 if wide else 65535.0 if largest <= 65535 else largest
     values *= 255 / full
     return values.round(out=values).astype(np.uint8)
 

@@ -14,6 +14,8 @@ from tico_ssl.data.decoding import Reading, values
 from tico_ssl.data.depth import eight_bits, native, to_bytes
 from tico_ssl.runtime.errors import UserError
 
+OVERSHOOT = 0.5  # beyond 0 and 1, which floats may reach that were resized by bicubic interpolation
+
 ImageLike = Tensor | np.ndarray | Image.Image | str | Path
 """One image, or a batch of them as one tensor (N, C, H, W) or array (N, H, W, C)."""
 
@@ -22,13 +24,13 @@ def as_images(
     given: ImageLike | Sequence[ImageLike], channels: int, limits: Limits | None = None
 ) -> Tensor | list[Tensor]:
     """A batch (N, C, H, W) as it is, or a list of images (C, H, W) of any sizes. Tensors have their channels first and
-    arrays last, unless only the other way has the right number of them; files and arrays of more than eight bits are
-    mapped to bytes by `limits`, or by their own range if there are none."""
+    arrays last, unless only the other way has the right number of them; what has more than eight bits is mapped to
+    bytes by `limits`, or by its own range if there are none. Without limits, float tensors are from 0 to 1."""
     if isinstance(given, np.ndarray) and given.ndim == 4:
         given = list(given)
     if isinstance(given, Tensor) and given.ndim == 4:
         if given.shape[1] == channels:
-            return given
+            return _pixels(given, limits)
         given = list(given)
     if isinstance(given, Tensor | np.ndarray | Image.Image | str | Path):
         given = [given]
@@ -51,8 +53,25 @@ def _one(image: ImageLike, channels: int, limits: Limits | None) -> Tensor:
         return to_bytes(_with_channels(torch.from_numpy(native(array).copy()), channels, last), limits)
     if isinstance(image, Tensor):
         tensor = image if image.ndim == 3 else image[None]
-        return _with_channels(tensor, channels, last=tensor.shape[0] not in (channels, 1))
+        return _pixels(_with_channels(tensor, channels, last=tensor.shape[0] not in (channels, 1)), limits)
     raise UserError(f"an image is a path, a Pillow image, an array or a tensor, not {type(image).__name__}")
+
+
+def _pixels(tensor: Tensor, limits: Limits | None) -> Tensor:
+    """Bytes, or floats from 0 to 1."""
+    if tensor.dtype == torch.uint8:
+        return tensor
+    if not tensor.is_floating_point():
+        return to_bytes(tensor.cpu(), limits).to(tensor.device)
+    if limits is not None:
+        return to_bytes(tensor.detach().float().cpu(), limits).to(tensor.device)
+    low, high = (float(end) for end in tensor.detach().aminmax())
+    if not (low >= -OVERSHOOT and high <= 1 + OVERSHOOT):  # also NaN
+        raise UserError(
+            f"a float tensor with values from {low:.4g} to {high:.4g}: pixels are floats from 0 to 1, or uint8 from 0 "
+            "to 255, and not normalised yet"
+        )
+    return tensor.float()
 
 
 def _with_channels(image: Tensor, channels: int, last: bool) -> Tensor:

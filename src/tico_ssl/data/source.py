@@ -113,7 +113,7 @@ class Source:
         """At most `limit` images, evenly spaced, so that files sorted by class keep every class."""
         if limit is None or limit >= self.count:
             return self
-        return self.subset(torch.arange(limit) * self.count // limit)
+        return self.subset(evenly_spaced(self.count, limit))
 
     def fingerprint(self) -> str | None:
         """A digest of these images in this order. None if they have no identity: then nothing computed from them can be
@@ -124,6 +124,12 @@ class Source:
         for place in range(self.count):
             digest.update(self.identity(place))
         return digest.hexdigest()[:16]
+
+
+def evenly_spaced(count: int, most: int) -> Tensor:
+    """Places of at most so many of `count` images in an order that may be sorted by class."""
+    chosen = min(count, most)
+    return torch.arange(chosen) * count // max(1, chosen)
 
 
 def meant(split: Split, there: Collection[Split]) -> Split | None:

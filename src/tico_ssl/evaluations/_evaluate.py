@@ -29,9 +29,17 @@ def evaluate(
     bf16: bool = False,
     against: Sequence[str | Path] = (),
 ) -> Result:
-    """Evaluate a run, a backbone file or a model by name, and append the result to its results.jsonl. If it cannot be
-    written, this is said, and the result returned all the same. With `bf16`, frozen features are computed in bf16.
-    `against` are models to compare with: further columns, on the same images."""
+    """Evaluate a run, a backbone file or a model by name, append the result to its results.jsonl, and return it:
+    `numbers`, `intervals` and `differences`, by representation ("trained", "untrained", ...) and metric.
+
+    `protocol` is one of `tico list evaluations`, or the dotted path of yours, and `overrides` are its settings. `data`
+    are by default the run's. `weights` is a file of weights for a model by name, which is random without. `cache=False`
+    computes everything again. With `bf16`, frozen features are computed in bf16. `against` are models to compare with:
+    further columns, on the same images. If the result cannot be written, this is said, and it is returned all the same.
+
+        result = evaluate("runs/mine", "knn", data="labelled/")
+        result.numbers["trained"]["top1_k20"], result.intervals["trained"]["top1_k20"]
+    """
     subject = run if weights is None else imported(run, weights, data)
     try:
         return evaluate_all(subject, [protocol], data, overrides, cache, bf16, against=against)[0]

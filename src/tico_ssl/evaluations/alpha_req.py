@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tico_ssl.config.section import Section
 from tico_ssl.evaluations._context import Context
-from tico_ssl.evaluations._representation.spectra import PowerLaw, eigenvalues, power_law, usable
+from tico_ssl.evaluations._representation.spectra import PowerLaw, eigenvalues, power_law, some_of, usable
 from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime.errors import UserError
@@ -23,7 +23,7 @@ class Config(Section):
     """Range of the power-law fit."""
 
     images: Annotated[int, Field(ge=2)] = 25_600
-    """Training images, at most."""
+    """Training images, at most, evenly spaced."""
     first: Annotated[int, Field(ge=1)] = 5
     """Index of the first eigenvalue of the fit, from 1: the largest few follow no power law."""
     last: Annotated[int, Field(ge=2)] | None = None
@@ -33,9 +33,8 @@ class Config(Section):
 def run(context: Context, config: Config) -> Result:
     """The exponent for every backbone's features, and the R² of the fit."""
     begun = perf_counter()
-    fits = {
-        name: fitted(eigenvalues(context.features(name).train[: config.images]), config) for name in context.backbones
-    }
+    features = {name: some_of(context.features(name).train, config.images) for name in context.backbones}
+    fits = {name: fitted(eigenvalues(values), config) for name, values in features.items()}
     numbers: dict[str, Numbers] = {name: {"alpha": fit.alpha, "alpha_r2": fit.r2} for name, fit in fits.items()}
     ranges = {name: [fit.first, fit.last] for name, fit in fits.items()}
     return context.result(config, numbers, perf_counter() - begun, fitted=ranges)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from tico_ssl.config.section import Section
+from tico_ssl.data.source import evenly_spaced
 from tico_ssl.evaluations._classification.settings import Positive
 from tico_ssl.evaluations._context import Context
 from tico_ssl.features.evidence import Evidence, Scores, resampled
@@ -53,11 +54,8 @@ def run(context: Context, config: Config) -> Result:
     for name in context.representations:
         features = context.features(name)
         _, labels = features.labels()
-        chosen, kept = features.test, labels
-        if len(chosen) > config.images:
-            places = [i * len(chosen) // config.images for i in range(config.images)]
-            chosen, kept = chosen[places], labels[places]
-        truth = kept.numpy()
+        places = evenly_spaced(len(labels), config.images)
+        chosen, truth = features.test[places], labels[places].numpy()
         numbers[name] = agreement(cluster(chosen, len(np.unique(truth)), config, f"{context.protocol} {name}"), truth)
     return context.result(config, numbers, perf_counter() - begun)
 

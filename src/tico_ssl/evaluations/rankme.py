@@ -8,7 +8,7 @@ from pydantic import Field
 from tico_ssl.config.section import Section
 from tico_ssl.evaluations._context import Context
 from tico_ssl.evaluations._representation.projectors import embeddings
-from tico_ssl.evaluations._representation.spectra import rankme
+from tico_ssl.evaluations._representation.spectra import rankme, some_of
 from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
 
@@ -20,13 +20,13 @@ class Config(Section):
     """Settings of RankMe."""
 
     images: Annotated[int, Field(ge=2)] = 25_600
-    """Training images, at most."""
+    """Training images, at most, evenly spaced."""
 
 
 def run(context: Context, config: Config) -> Result:
     """RankMe of every backbone's features, of the embedding where there is a projector, and the width."""
     begun = perf_counter()
-    features = {name: context.features(name).train[: config.images] for name in context.backbones}
+    features = {name: some_of(context.features(name).train, config.images) for name in context.backbones}
     embedded = embeddings(context, features)
     numbers: dict[str, Numbers] = {}
     for name, values in features.items():

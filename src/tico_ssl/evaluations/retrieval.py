@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from tico_ssl.config.section import Section
+from tico_ssl.data.source import evenly_spaced
 from tico_ssl.evaluations._classification.settings import Positive
 from tico_ssl.evaluations._context import Context
 from tico_ssl.features.evidence import Scores, means
@@ -57,8 +58,7 @@ def retrieved(
     possible = (members[asked] > 0).nonzero().ravel()
     if len(possible) == 0:
         raise UserError("retrieval needs a class that training and test images share; there is none")
-    if len(possible) > config.queries:
-        possible = possible[torch.arange(config.queries) * len(possible) // config.queries]
+    possible = possible[evenly_spaced(len(possible), config.queries)]
     bank, labels, members = features.train.to(device), labels.to(device), members.to(device)
     lengths = bank.norm(dim=1).clamp_min(1e-12)
     parts = possible.split(max(1, SIMILARITIES // len(bank)))

@@ -9,7 +9,13 @@ from torch import Tensor
 from tico_ssl.config.section import Section
 from tico_ssl.evaluations._context import Context
 from tico_ssl.evaluations._representation.projectors import embeddings
-from tico_ssl.evaluations._representation.spectra import eigenvalues, entropy_rank, participation_ratio, thinned
+from tico_ssl.evaluations._representation.spectra import (
+    eigenvalues,
+    entropy_rank,
+    participation_ratio,
+    some_of,
+    thinned,
+)
 from tico_ssl.results.metrics import Metric
 from tico_ssl.results.record import Numbers, Result
 from tico_ssl.runtime.progress import say
@@ -23,7 +29,7 @@ class Config(Section):
     """Images, and points of the curve."""
 
     images: Annotated[int, Field(ge=2)] = 25_600
-    """Training images, at most."""
+    """Training images, at most, evenly spaced."""
     points: Annotated[int, Field(ge=2)] = 48
     """Eigenvalues kept in the result for plotting, evenly spaced on a logarithmic axis."""
 
@@ -32,7 +38,7 @@ def run(context: Context, config: Config) -> Result:
     """For every backbone's features, and for the embedding where there is a projector. The eigenvalues are in the
     result's data, under `spectra`."""
     begun = perf_counter()
-    features = {name: context.features(name).train[: config.images] for name in context.backbones}
+    features = {name: some_of(context.features(name).train, config.images) for name in context.backbones}
     embedded = embeddings(context, features)
     numbers: dict[str, Numbers] = {}
     spectra = {}

@@ -19,6 +19,7 @@ from sklearn.utils.parallel import Parallel, delayed
 from torch import Tensor
 
 from tico_ssl.config.section import Section
+from tico_ssl.data.source import evenly_spaced
 from tico_ssl.evaluations._classification.settings import Positive, Rate
 from tico_ssl.evaluations._context import Context
 from tico_ssl.features.evidence import RESAMPLES, Scores, accuracies, resampled
@@ -86,8 +87,8 @@ def svm_precision(features: Features, config: Config, title: str | None = None, 
         for labels in (train_labels, test_labels)
     )
     train, test = unit_length(features.train), unit_length(features.test)
-    if config.most_images is not None and len(train) > config.most_images:
-        chosen = np.arange(config.most_images) * len(train) // config.most_images
+    if config.most_images is not None:
+        chosen = evenly_spaced(len(train), config.most_images).numpy()
         train, targets = train[chosen], targets[chosen]
     possible = [i for i in range(classes) if _enough(targets[:, i], config.folds) and (truths[:, i] == PRESENT).any()]
     if not possible:

@@ -49,12 +49,13 @@ def _facts(model: Backbone) -> dict[str, str]:
 
 
 def _training(record: Record, origin: Origin) -> dict[str, str]:
-    limit, name = record.setting("data.limit"), record.setting("method.name")
+    name = record.setting("method.name")
     target = " (the target, which follows the trained network)" if origin.network == "target" else ""
     packages = record.environment["packages"]
+    images = f", {counted(record.images, 'image')}" if record.images else ""
     return {
         "method": f"{name}{target}",
-        "data": _data_name(record.setting("data.source")) + (f", {counted(limit, 'image')}" if limit else ""),
+        "data": _data_name(record.setting("data.source")) + images,
         "epochs": f"{record.epoch:g} of {record.epochs}",
         "batch": counted(record.batch_size, "image"),
         "optimiser": f"{record.setting('optimizer.name')}, base learning rate {record.setting('optimizer.lr')}",

@@ -30,10 +30,14 @@ def export(
     network: Network = "online",
     preprocessing: Preprocessing = "outside",
 ) -> Path:
-    """Write the backbone of a run, or a classifier, for another library, weight standardisation folded in.
+    """Write the backbone of a run, or a classifier, for another library, weight standardisation folded in, and return
+    the path `out`.
 
-    `network` is the trained network, or the target that followed it. With `preprocessing` inside, the file takes uint8
-    pixels and normalises them itself; inside-float: the same for values from 0 to 1.
+    `format` is one of `tico list exporting`, or the dotted path of yours. `network` is the trained network, or the
+    target that followed it. With `preprocessing` inside, the file takes uint8 pixels and normalises them itself;
+    inside-float: the same for values from 0 to 1.
+
+        export("runs/mine", "onnx", "backbone.onnx", preprocessing="inside")
     """
     export_with_snippet(run, format, out, network, preprocessing)
     return Path(out)

@@ -27,11 +27,16 @@ def embed(
     weights: str | Path | None = None,
     split: str = ALL_SPLITS,
 ) -> Path:
-    """Write features, paths, splits and labels (if any) of images as .npz, .npy, .csv, .parquet or .pt.
+    """Write features, paths, splits and labels (if any) of images as .npz, .npy, .csv, .parquet or .pt, and return the
+    path of the file.
 
     `run` is a run folder, a backbone file, or a model by name with a file of its `weights`. Features are kept in a
     folder beside `out` until all are there: if this is killed, the same call continues. Under a launcher every process
-    computes a share of them. With `bf16` they are computed in bf16, with `normalise` divided by their length."""
+    computes a share of them. With `bf16` they are computed in bf16, with `normalise` divided by their length. `data`
+    are by default the run's, and `split` takes one of train, val and test instead of all.
+
+        features = numpy.load(embed("runs/mine", "photos/"))["features"]
+    """
     out = Path(out).expanduser()
     require_kind(out, SUFFIXES, "features")
     require_split(split)

@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from tico_ssl.data.given import Given
-from tico_ssl.data.source import Source
+from tico_ssl.data.source import Source, evenly_spaced
 from tico_ssl.data.sources import required, shown
 from tico_ssl.data.stored import open_stored
 from tico_ssl.features.cache import FeatureCache
@@ -129,9 +129,7 @@ def _nearest(queries: Tensor, bank: Tensor) -> tuple[Tensor, Tensor]:
 
 def _filling(extracted: Extracted, wanted: int) -> Tensor:
     """Evenly spaced indices of training images that fill the map up to the wanted number of points."""
-    count = len(extracted.places)
-    wanted = max(0, min(wanted, count))
-    return torch.arange(wanted) * count // max(1, wanted)
+    return evenly_spaced(len(extracted.places), max(0, wanted))
 
 
 def _confusion(of_bank: Extracted, bank: Source, of_test: Extracted, asked: Source) -> np.ndarray:

@@ -57,9 +57,12 @@ def tico_loss(
 ) -> TiCoTerms:
     """TiCo's loss of raw embeddings (n, d) of the two networks, given the covariance (d, d) of the step before.
 
-    `detach` stops the gradient through the batch covariance, `source` is the network whose embeddings form the
-    covariance, `average` the mean of a matrix over processes. `check_finite` synchronises with the GPU: turn it off
-    inside a training step.
+    `rho` is the weight of the contrast, `beta` the decay of the covariance's moving average. `detach` stops the
+    gradient through the batch covariance, `source` is the network whose embeddings form the covariance, `average` the
+    mean of a matrix over processes: by default there is one. `check_finite` synchronises with the GPU: turn it off
+    inside a captured step, or for `torch.compile(fullgraph=True)`.
+
+        loss, invariance, contrast, covariance = tico_loss(online, target, covariance)  # at first torch.zeros(d, d)
     """
     _check_settings(rho, beta, source)
     _check_shapes(online, target, covariance)
@@ -106,7 +109,15 @@ def _check_shapes(online: Tensor, target: Tensor, covariance: Tensor) -> None:
 
 
 class TiCoLoss(nn.Module):
-    """`tico_loss` with its state: `covariance` is a buffer, so it is saved, moved and resumed with the module."""
+    """`tico_loss` with its state: `covariance` is a buffer, so it is saved, moved and resumed with the module.
+
+    Called with the raw embeddings (batch, dim) of the online and the target network, it returns the loss, and in
+    training mode it updates the covariance, which is that of all processes of torch.distributed. `dim` is the width of
+    the embeddings; `rho`, `beta`, `detach`, `source` and `check_finite` are as in `tico_loss`.
+
+        criterion = TiCoLoss(dim=256)
+        loss = criterion(online_embeddings, target_embeddings)
+    """
 
     covariance: Tensor
 
@@ -187,7 +198,12 @@ class Config(MethodConfig):
 
 
 class TiCo(Method):
-    """Backbone and projector, their EMA target, and the loss between the two."""
+    """Backbone and projector, their EMA target, and the loss between the two.
+
+    `width` is that of the backbone's features, by default `backbone.width`; `config` has TiCo's settings.
+
+        method = TiCo(backbone, width=512, config=Config(rho=8.0))  # Config of tico_ssl.methods.tico
+    """
 
     config: Config
     steps: Tensor

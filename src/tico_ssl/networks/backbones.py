@@ -49,13 +49,14 @@ class Backbone(nn.Module):
     def forward(self, images: Tensor, views: int = 1) -> Tensor:
         """Features (batch, width) of normalised images, of which `views` equal parts have their own BatchNorm
         statistics."""
-        features = [self.network(view) for view in images.chunk(views)]
-        return features[0] if views == 1 else torch.cat(features)
+        if views == 1:  # without a chunk, which torch.export could not give a batch of any size
+            return self.network(images)  # type: ignore[no-any-return]
+        return torch.cat([self.network(view) for view in images.chunk(views)])
 
     def preprocess(self, images: ImageLike | Sequence[ImageLike]) -> Tensor:
         """Network input (N, C, size, size) from images of any size: centre crop, bicubic resize, normalisation. An
-        image is a path, a Pillow image, a uint8 array (H, W, C) or a uint8 tensor (C, H, W); one of them, a list, or a
-        batch of one size."""
+        image is a path, a Pillow image, an array (H, W, C) or a tensor (C, H, W), of bytes or of floats from 0 to 1;
+        one of them, a list, or a batch of one size."""
         ready = as_images(images, self.config.channels, self.limits)
         return operations.normalise(centre_crop(ready, self.image_size), self.mean, self.std)
 

@@ -42,8 +42,14 @@ def save_backbone(backbone: Backbone, path: Path) -> None:
 
 
 def load_backbone(source: str | Path, image_size: int | None = None) -> Backbone:
-    """The backbone of a run folder or a .safetensors file, in evaluation mode: normalised images to features. For
-    images of another size than in training, position embeddings of transformers are interpolated."""
+    """The backbone of `source`, a run folder or a .safetensors file, in evaluation mode, on the CPU: normalised images
+    to features. For images of another size than in training (`image_size`, in pixels), position embeddings of
+    transformers are interpolated.
+
+        backbone = load_backbone("runs/mine")
+        with torch.no_grad():
+            features = backbone(backbone.preprocess(["a.jpg", "b.png"]))  # (2, backbone.width)
+    """
     path = backbone_file(source)
     state, about = described_state(path)
     return resized(rebuilt(path, about, state), about.image_size if image_size is None else image_size)

@@ -35,7 +35,16 @@ EPSILON = 1e-8  # of LARC, in the denominator of separate norms
 
 
 class LARS(Optimizer):
-    """Layer-wise adaptive rate scaling, batched over parameters and free of host synchronisation."""
+    """Layer-wise adaptive rate scaling, batched over parameters and free of host synchronisation.
+
+    An update of a weight is `trust_coefficient` times as long as the weight, before momentum and learning rate.
+    Parameters of one dimension (biases, BatchNorm) get plain momentum without weight decay, unless `adapt_all` and
+    `decay_all` give them the adaptation and the decay of weights. `clip` makes the learning rate an upper bound of the
+    adapted rate, and `separate_norms` adds the norm of the decay to that of the gradient, as in LARC. The learning rate
+    is used as given: scale it with the batch yourself.
+
+        optimizer = LARS(model.parameters(), lr=0.2 * batch / 256, weight_decay=1.5e-6)
+    """
 
     def __init__(
         self,

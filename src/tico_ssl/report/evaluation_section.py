@@ -97,7 +97,7 @@ def _summary(protocol: str) -> list[Html]:
 
 def _settings(result: Line) -> Html:
     data, settings = result.get("data", {}), result.get("settings", {})
-    lines = [f"{DATA_WORDS.get(key, key)}: {value}" for key, value in data.items() if key != "against"]
+    lines = [f"{DATA_WORDS.get(key, key)}: {value}" for key, value in data.items() if not isinstance(value, dict)]
     lines += [f"{name}: {', '.join(map(str, one.values()))}" for name, one in _against(result).items()]
     lines += [f"{key}: {value}" for key, value in settings.items()]
     lines += [f"took {duration(float(result.get('seconds', 0)))}", f"checkpoint {result.get('checkpoint', '?')}"]

@@ -84,10 +84,10 @@ def _glimpse(picture: Picture | str) -> Html | None:
 
 def facts_of(record: Record) -> dict[str, str]:
     """What was trained, on what, how long."""
-    size, speed, limit = record.setting("data.image_size"), record.images_per_second, record.setting("data.limit")
+    size, speed = record.setting("data.image_size"), record.images_per_second
     time = duration(record.seconds) if record.logged else "no step logged"
     return {
-        "data": data_name(record) + ("" if limit is None else f", {counted(limit, 'image')}"),
+        "data": data_name(record) + ("" if record.images is None else f", {counted(record.images, 'image')}"),
         "method": str(record.setting("method.name", "?")),
         "network": str(record.setting("backbone.name", "?")),
         "image size": "?" if size is None else f"{size} px",

@@ -214,8 +214,8 @@ def _differences(entry: Table, group: Group, protocol: str) -> list[str]:
         found.append(f"backbone: {network} instead of {entry['backbone']}")
     if (side := record.setting("data.image_size")) != entry["image_size"]:
         found.append(f"images of {side} pixels instead of {entry['image_size']}")
-    if (limit := record.setting("data.limit")) is not None:
-        found.append(f"pretrained on {counted(limit, 'image')}")
+    if record.images is not None and (record.setting("data.limit") is not None or record.setting("data.held_out")):
+        found.append(f"pretrained on {counted(record.images, 'image')}")
     if protocol != entry.get("here"):
         found.append(f"ours: {EVALUATIONS.get(protocol, protocol)}")
     data, usual = _result(group, protocol).get("data", {}), published()["data"][_tested(entry)]

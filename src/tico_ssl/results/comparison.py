@@ -266,11 +266,12 @@ def meaning(shown: Sequence[Quantity]) -> str:
     units: dict[str, list[str]] = {}
     for one in shown:
         if one.metric.unit:
-            units.setdefault(one.metric.unit, []).append(one.protocol)
+            alike = all(other.metric.unit == one.metric.unit for other in shown if other.protocol == one.protocol)
+            units.setdefault(one.metric.unit, []).append(one.protocol if alike else str(one))
     words = "".join(f"; {', '.join(dict.fromkeys(protocols))} in {unit}" for unit, protocols in units.items())
     text = f"Mean ± sample standard deviation over seeds{words}. Seconds and images/s count training steps only."
     if (by := headline_of(shown)) is not None:
-        over = "over seeds, of a single seed over test images"
+        over = "over seeds, of one or two over test images"
         text += f" {GAIN}: {by} over what a run started from [95 % interval {over}], by which it helped or not."
     return " ".join([text, *_directions(shown)])
 
@@ -284,7 +285,9 @@ def _directions(shown: Sequence[Quantity]) -> list[str]:
 
 def _differ(records: Sequence[Record], protocol: str, what: str) -> bool:
     results = [record.current_results[protocol] for record in records if protocol in record.current_results]
-    found = [dict(result.get(what) or {}, against=None) for result in results]  # which change no number of a run
+    found = [dict(result.get(what) or {}) for result in results]
+    if what == "data":  # tables there are what was found in the images, or other models: neither changes the images
+        found = [{key: value for key, value in one.items() if not isinstance(value, dict)} for one in found]
     return any(one != found[0] for one in found)
 
 

@@ -28,6 +28,7 @@ def read_record(folder: str | Path) -> Record:
     run = open_run(folder)
     files = [run.recipe_file, run.metrics_file, run.folder / "train.log", run.checkpoint_file]
     damage: list[str] = []
+    images = _json(run.images_file, damage).get("images")
     return Record(
         run=run,
         recipe=_recipe(run.recipe_file),
@@ -40,6 +41,7 @@ def read_record(folder: str | Path) -> Record:
         checkpoint=run.checkpoint(),
         last_sign=max(file.stat().st_mtime for file in files if file.is_file()),
         damage=damage,
+        found_images=images if isinstance(images, int) else None,
     )
 
 

@@ -79,6 +79,14 @@ class Record:
     """Seconds of training and images per second, as a study measured them on an idle machine."""
     damage: list[str] = field(default_factory=list)
     """What could not be read of it, in sentences without a full stop."""
+    found_images: int | None = None
+    """Number of images that it found to train on."""
+
+    @property
+    def images(self) -> int | None:
+        """Number of images that it trained on; of older versions what the recipe says, if it does."""
+        limit: int | None = self.setting("data.limit")
+        return limit if self.found_images is None else self.found_images
 
     @property
     def name(self) -> str:

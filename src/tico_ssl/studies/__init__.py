@@ -43,8 +43,16 @@ def study(
     only: Sequence[str] = (),
     side_by_side: int | None = None,
 ) -> Summary:
-    """Carry out the unfinished runs of a study, `side_by_side` at a time, and write its table. The same call resumes
-    after an interruption. A run that fails does not stop the others: see `Summary.failures`."""
+    """Carry out the unfinished runs of a study, write its table, and return what is in it. The same call resumes after
+    an interruption. A run that fails does not stop the others: see `Summary.failures`.
+
+    `name` is a packaged study or a YAML file. `data` and `overrides` hold for all runs; `out` is the folder, by default
+    runs/study-NAME. `only` names runs to carry out, by default all; `side_by_side` is how many at a time, by default 3
+    per GPU, or 1 per 4 threads of a CPU.
+
+        summary = study("mine.yaml")
+        {row.run: row.numbers["knn"]["top1_k20"]["trained"].mean for row in summary.rows}
+    """
     work = Workshop.open(name, data, out, overrides)
     chosen = jobs(work.study, list(only))
     if launched():

@@ -57,6 +57,8 @@ def halved(work: "Workshop", chosen: Iterable[Job], width: int) -> Summary:
         story.append({"round": number, "budget": budget.model_dump(exclude_none=True), "by": study.halving.by})
         story[-1] |= {"ranking": ranked} if number == len(rounds) else {"ranking": ranked, "kept": names}
         write_atomically(work.folder / "halving.json", json.dumps(story, indent=2) + "\n")
+        word, shown = ("best", ranked[:1]) if number == len(rounds) else ("kept", ranked[: len(names)])
+        say(f"{word} by {study.halving.by}: {', '.join(f'{name} {value:.1f}' for name, value in shown)}")
     return summary
 
 

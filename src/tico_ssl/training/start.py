@@ -38,8 +38,17 @@ def pretrain(
     overwrite: bool = False,
     init: str | Path | None = None,
 ) -> Run:
-    """Pretrain a backbone by a recipe. `resume` continues an existing run, or starts a new one; `init` is what the
-    backbone starts from (training.init)."""
+    """Pretrain a backbone by a recipe, and return its run: `folder`, `backbone_file`, `metrics()`.
+
+    `recipe` is a packaged name, a YAML file or a mapping. `data` are the images: what `--data` takes, a torch data set,
+    or a list of pairs of an image and a label; by default the recipe's. `out` is the run folder, by default runs/ and
+    the recipe's name. `overrides` are settings by their path. An existing run is an error, unless `resume` continues
+    it (or starts one) or `overwrite` replaces it. `init` is what the backbone starts from (training.init); by default
+    it is random.
+
+        run = pretrain("photos", data="photos/", out="runs/mine", overrides={"training.epochs": 100})
+        backbone = load_backbone(run.folder)
+    """
     loaded, run = checked(recipe, data, out, overrides, resume, overwrite, init)
     with _alone(run.folder), answered():
         admit(run.folder, loaded, resume, overwrite)  # again: another command may have ended since

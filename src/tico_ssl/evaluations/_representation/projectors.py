@@ -12,7 +12,7 @@ from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.batch_norm import calibrate
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime.progress import say
-from tico_ssl.runtime.randomness import derived_seed
+from tico_ssl.runtime.randomness import derived_seed, generator
 from tico_ssl.training.checkpoint import Damaged, read_checkpoint
 
 CHUNK = 4_096
@@ -56,8 +56,9 @@ def _read(context: Context) -> dict[str, nn.Module]:
     except (OSError, RuntimeError, KeyError, Damaged) as error:
         say(f"no metrics of the embedding: {run.checkpoint_file} cannot be read ({str(error).splitlines()[0]})")
         return {}
-    sample = context.features("untrained").train[:CALIBRATION].to(context.device)
-    calibrate(fresh.to(context.device), sample.split(256))
+    features = context.features("untrained").train
+    shuffled = features[torch.randperm(len(features), generator=generator(context.seed, "split", 1))[:CALIBRATION]]
+    calibrate(fresh.to(context.device), shuffled.to(context.device).split(256))
     return {"trained": method.projector.to(context.device).eval(), "untrained": fresh}
 
 

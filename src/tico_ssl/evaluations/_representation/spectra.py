@@ -6,9 +6,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tico_ssl.data.source import evenly_spaced
+
 EPSILON = 1e-7  # RankMe's: added to every share
 ROUNDING = 1e-12  # of the mean squared length: a variance below it is rounding error of the network, and counts as zero
 FLOOR = 1e-10  # of the largest eigenvalue: below it is rounding error of float32 features
+
+
+def some_of(features: Tensor, most: int) -> Tensor:
+    """At most so many of the features, evenly spaced: a spectrum of the first would be one of the first classes."""
+    return features[evenly_spaced(len(features), most)]
 
 
 def eigenvalues(features: Tensor, centred: bool = True) -> Tensor:
