@@ -1,6 +1,7 @@
 """Help on the command line: an example for every verb that works, every option with its default; and completion."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 import tico_ssl
 from test_documentation import parsed
 from tico_ssl.cli import app
+from tico_ssl.cli._help import ORDER
 
 
 def verbs(command=None, names=()):
@@ -46,6 +48,24 @@ def test_every_option_says_what_it_is_and_its_default(command, names):
             assert f"default: {one.default}" in shown[1], one.name
 
 
+@pytest.mark.parametrize(("command", "names"), verbs())
+def test_help_names_what_to_give_in_words(command, names):
+    """FOLDER, N, SECONDS: no types of Python, and no brackets in brackets."""
+    text = CliRunner().invoke(app, [*names, "--help"]).output
+    assert not re.search(r"<\w+(\[\w+\]| range)?>|\[\[|\{", text), text
+    for one in command.params:
+        if one.param_type_name == "option" and not one.is_flag:
+            assert f"{one.opts[-1]} {one.metavar}" in text
+
+
+def test_verbs_are_in_the_order_in_which_one_meets_them():
+    listed = re.findall(
+        r"^  (\w+) ", CliRunner().invoke(app, ["--help"]).output.partition("Commands:")[2], re.MULTILINE
+    )
+    assert listed[:2] == ["pretrain", "evaluate"]
+    assert tuple(listed) == ORDER and set(ORDER) == set(typer.main.get_command(app).commands)
+
+
 def test_a_shell_completes_verbs_and_options():
     def completed(line):
         words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1), "_TICO_COMPLETE": "complete_bash"}
@@ -53,7 +73,7 @@ def test_a_shell_completes_verbs_and_options():
         done = subprocess.run([sys.executable, "-c", program], env=os.environ | words, capture_output=True, text=True)
         return done.stdout.split()
 
-    assert completed("tico pre") == ["predict", "pretrain"]
+    assert sorted(completed("tico pre")) == ["predict", "pretrain"]
     assert "--no-cache" in completed("tico evaluate --no")
 
 

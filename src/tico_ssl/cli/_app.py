@@ -1,17 +1,21 @@
 """The application that verbs are added to, and what several of them take."""
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from tico_ssl.cli._completing import one_of
+from tico_ssl.cli._help import Verb, Verbs
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.wording import command_line
 
+Function = TypeVar("Function", bound=Callable[..., None])
+
 app = typer.Typer(
+    cls=Verbs,
     help="Self-supervised pretraining of vision backbones with TiCo, from a folder of images to an evaluated model.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -43,6 +47,7 @@ DataOption = Annotated[
     list[str] | None,
     typer.Option(
         "--data",
+        metavar="IMAGES",
         help=f"{DATA_FORMS}; by default the data of the recipe or run. Repeatable.",
     ),
 ]
@@ -67,15 +72,16 @@ SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="Images, a
 SplitOption = Annotated[
     str,
     typer.Option(
+        metavar="SPLIT",
         help="Images of one split: train, val or test; by default all.",
         autocompletion=one_of("train", "val", "test", "all"),
     ),
 ]
 
 
-def example(*commands: str) -> str:
-    """The end of a verb's help: commands as they are typed."""
-    return "\n".join(["\b", "Example:" if len(commands) == 1 else "Examples:", *(f"  {line}" for line in commands)])
+def verb(example: str, name: str | None = None, of: typer.Typer = app) -> Callable[[Function], Function]:
+    """Make a function a verb, whose help ends with an example."""
+    return of.command(name, cls=Verb, epilog=f"\b\nExample:\n  {example}")
 
 
 def command(*words: object) -> str:

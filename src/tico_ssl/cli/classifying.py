@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from tico_ssl.cli._app import DataOption, app, changes_of, command, example, exit_code
+from tico_ssl.cli._app import DataOption, changes_of, command, exit_code, verb
 
 
-@app.command(epilog=example("tico finetune runs/mine --data labelled/ head=whole epochs=30"))
+@verb("tico finetune runs/mine --data labelled/ head=whole epochs=30")
 def finetune(
     run: Annotated[
         str,
@@ -25,7 +25,10 @@ def finetune(
     ] = None,
     data: DataOption = None,
     out: Annotated[
-        str | None, typer.Option(help="Folder to write; by default classifier/ in the run folder or beside the file.")
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="Folder to write; by default classifier/ in the run folder or beside the file."
+        ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the classifier if there is one.")] = False,
 ) -> None:
@@ -45,7 +48,7 @@ def finetune(
     say(made.summary)
 
 
-@app.command(epilog=example("tico predict runs/mine photos/ --out predictions.csv"))
+@verb("tico predict runs/mine photos/ --out predictions.csv")
 def predict(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Folder or file of `tico finetune`, or its run folder.")
@@ -55,9 +58,12 @@ def predict(
         typer.Argument(metavar="IMAGES...", help="Folders, image files, patterns ('photos/*.jpg'), or as for --data."),
     ],
     out: Annotated[
-        str | None, typer.Option(help="File to write: .csv, .jsonl or .parquet; by default a short table is printed.")
+        str | None,
+        typer.Option(
+            metavar="FILE", help="File to write: .csv, .jsonl or .parquet; by default a short table is printed."
+        ),
     ] = None,
-    top: Annotated[int, typer.Option(help="Number of classes to name per image.", min=1)] = 5,
+    top: Annotated[int, typer.Option(metavar="N", help="Number of classes to name per image.", min=1)] = 5,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the file if it exists, and start anew.")
     ] = False,

@@ -13,19 +13,18 @@ from tico_ssl.cli._app import (
     BF16Option,
     DataOption,
     SlurmOption,
-    app,
     changes_of,
     command,
     data_words,
-    example,
     exit_code,
     split_words,
+    verb,
 )
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.wording import counted
 
 
-@app.command(epilog=example("tico pretrain photos --data photos/ --out runs/mine training.epochs=100"))
+@verb("tico pretrain photos --data photos/ --out runs/mine training.epochs=100")
 def pretrain(
     words: Annotated[
         list[str] | None,
@@ -36,7 +35,9 @@ def pretrain(
         ),
     ] = None,
     data: DataOption = None,
-    out: Annotated[str | None, typer.Option(help="Run folder; by default runs/ and the recipe's name.")] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Run folder; by default runs/ and the recipe's name.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run if it exists, else start it.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run if it exists.")] = False,
     find_batch: Annotated[
@@ -45,8 +46,9 @@ def pretrain(
     init: Annotated[
         str | None,
         typer.Option(
+            metavar="WEIGHTS",
             help="Weights to start from: torchvision/NAME or timm/NAME (public weights), a checkpoint file of another "
-            "program, a run or a backbone file. As training.init=...; by default random."
+            "program, a run or a backbone file. As training.init=...; by default random.",
         ),
     ] = None,
     init_strict: Annotated[
@@ -56,12 +58,15 @@ def pretrain(
             help="Whether initial weights must match the whole backbone (default), or the rest starts at random.",
         ),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="As training.epochs=...; by default the recipe's.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(metavar="N", help="As training.epochs=...; by default the recipe's.")
+    ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Images per step, as training.batch_size=...; by default the recipe's.")
+        int | None,
+        typer.Option(metavar="N", help="Images per step, as training.batch_size=...; by default the recipe's."),
     ] = None,
     image_size: Annotated[
-        int | None, typer.Option(help="Side in pixels, as data.image_size=...; by default the recipe's.")
+        int | None, typer.Option(metavar="N", help="Side in pixels, as data.image_size=...; by default the recipe's.")
     ] = None,
     slurm: SlurmOption = None,
 ) -> None:
@@ -104,7 +109,7 @@ def pretrain(
     say(f"next       {command('evaluate', run.folder, *protocols)}")
 
 
-@app.command(epilog=example("tico replay runs/mine"))
+@verb("tico replay runs/mine")
 def replay(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder whose training stopped at NaN.")],
 ) -> None:
@@ -116,7 +121,7 @@ def replay(
         say(line)
 
 
-@app.command(epilog=example("tico evaluate runs/mine knn linear --data labelled/"))
+@verb("tico evaluate runs/mine knn linear --data labelled/")
 def evaluate(
     run: Annotated[
         str,
@@ -133,7 +138,7 @@ def evaluate(
     data: DataOption = None,
     weights: Annotated[
         str | None,
-        typer.Option(help="Weights of a model by name (.safetensors, .pth); by default random."),
+        typer.Option(metavar="FILE", help="Weights of a model by name (.safetensors, .pth); by default random."),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A first look: protocols that need features only, on some of the images.")
@@ -193,7 +198,7 @@ def evaluate(
         say(f"next       {command('report', subject, *data_words(data))}")
 
 
-@app.command(epilog=example("tico study methods-textures --dry-run"))
+@verb("tico study methods-textures --dry-run")
 def study(
     words: Annotated[
         list[str],
@@ -204,10 +209,15 @@ def study(
         ),
     ],
     data: DataOption = None,
-    out: Annotated[str | None, typer.Option(help="Folder of the study; by default runs/study-STUDY.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Run to carry out, repeatable; by default all.")] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Folder of the study; by default runs/study-STUDY.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="RUN", help="Run to carry out, repeatable; by default all.")
+    ] = None,
     side_by_side: Annotated[
-        int | None, typer.Option(min=1, help="Parallel runs; by default 3 per GPU, or 1 per 4 CPU threads.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Parallel runs; by default 3 per GPU, or 1 per 4 CPU threads."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and their progress, and stop.")] = False,
     slurm: SlurmOption = None,
@@ -244,7 +254,7 @@ def study(
     say(f"next       {command('evaluate', summary.folder / 'RUN', 'PROTOCOL')}")
 
 
-@app.command(epilog=example("tico bench photos --data photos/ --out speed.json"))
+@verb("tico bench photos --data photos/ --out speed.json")
 def bench(
     words: Annotated[
         list[str] | None,
@@ -255,17 +265,22 @@ def bench(
         ),
     ] = None,
     data: Annotated[
-        list[str] | None, typer.Option("--data", help=f"{DATA_FORMS}; by default random images. Repeatable.")
+        list[str] | None,
+        typer.Option("--data", metavar="IMAGES", help=f"{DATA_FORMS}; by default random images. Repeatable."),
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(help="Another library to time on the same work: lightly; by default none."),
+        typer.Option(metavar="LIBRARY", help="Another library to time on the same work: lightly; by default none."),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Approximate seconds per measurement.", min=0)] = 2.0,
+    seconds: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Approximate seconds per measurement.", min=0)
+    ] = 2.0,
     compiled: Annotated[
         bool, typer.Option("--compiled", help="Also time steps with torch.compile (takes minutes).")
     ] = False,
-    out: Annotated[str | None, typer.Option(help="JSON file for the measurements; by default none.")] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="JSON file for the measurements; by default none.")
+    ] = None,
     methods: Annotated[
         bool, typer.Option("--methods", help="Also time a step of every method at this network and batch size.")
     ] = False,

@@ -2,10 +2,10 @@
 
 import typer
 
-from tico_ssl.cli._app import app, example
+from tico_ssl.cli._app import verb
 
 
-@app.command(epilog=example("tico doctor"))
+@verb("tico doctor")
 def doctor() -> None:
     """Examine this machine. Says what it has for training, what is missing, and what to do. Exit code 1 if training
     cannot run here."""

@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 
 from tico_ssl.cli import _completing as completing
-from tico_ssl.cli._app import RunArgument, app, example
+from tico_ssl.cli._app import RunArgument, verb
 
 
-@app.command(epilog=example("tico export runs/mine onnx --preprocessing inside"))
+@verb("tico export runs/mine onnx --preprocessing inside")
 def export(
     run: RunArgument,
     format: Annotated[
@@ -21,11 +21,13 @@ def export(
         ),
     ],
     out: Annotated[
-        str | None, typer.Option(help="File or folder to write; by default backbone with the format's ending.")
+        str | None,
+        typer.Option(metavar="PATH", help="File or folder to write; by default backbone with the format's ending."),
     ] = None,
     network: Annotated[
         str,
         typer.Option(
+            metavar="NETWORK",
             help="online: the trained network; target: the one that followed it, from the checkpoint.",
             autocompletion=completing.one_of("online", "target"),
         ),
@@ -33,6 +35,7 @@ def export(
     preprocessing: Annotated[
         str,
         typer.Option(
+            metavar="WHERE",
             help="onnx, torch-export: outside: the file takes normalised images; inside: uint8 pixels; inside-float: "
             "values from 0 to 1.",
             autocompletion=completing.one_of("outside", "inside", "inside-float"),

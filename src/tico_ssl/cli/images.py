@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tico_ssl.cli import _completing as completing
-from tico_ssl.cli._app import SourceArgument, SplitOption, app, changes_of, command, example
+from tico_ssl.cli._app import SourceArgument, SplitOption, app, changes_of, command, verb
 from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.wording import counted
 
@@ -21,13 +21,13 @@ data_app = typer.Typer(help="Preview, check and pack images; verify a packed fil
 app.add_typer(data_app, name="data")
 
 
-@data_app.command(epilog=example("tico data check photos/ --out bad_files.jsonl"))
+@verb("tico data check photos/ --out bad_files.jsonl", of=data_app)
 def check(
     source: SourceArgument,
-    channels: Annotated[int, typer.Option(help="Channels of the network's input.")] = 3,
-    workers: Annotated[int, typer.Option(help="Number of threads.", min=1, max=256)] = 4,
+    channels: Annotated[int, typer.Option(metavar="N", help="Channels of the network's input.")] = 3,
+    workers: Annotated[int, typer.Option(metavar="N", help="Number of threads.", min=1, max=256)] = 4,
     out: Annotated[
-        str | None, typer.Option(help="JSON lines file for all bad files; by default 20 are printed.")
+        str | None, typer.Option(metavar="FILE", help="JSON lines file for all bad files; by default 20 are printed.")
     ] = None,
     split: SplitOption = "all",
 ) -> None:
@@ -74,16 +74,16 @@ def _training(source: str, images: int, report: "CheckReport", channels: int) ->
     return command("pretrain", recipe, "--data", source, *overrides)
 
 
-@data_app.command(epilog=example("tico data pack photos/ photos.tico --size 256"))
+@verb("tico data pack photos/ photos.tico --size 256", of=data_app)
 def pack(
     source: SourceArgument,
     out: Annotated[str, typer.Argument(metavar="OUT", help="File to write, *.tico.")],
-    size: Annotated[int, typer.Option(help="Shorter side in pixels.")] = 256,
+    size: Annotated[int, typer.Option(metavar="PIXELS", help="Shorter side of images.")] = 256,
     jpeg: Annotated[
         bool, typer.Option("--jpeg", help="Store whole images as JPEG instead of raw central squares.")
     ] = False,
-    channels: Annotated[int, typer.Option(help="Number of image channels.")] = 3,
-    workers: Annotated[int, typer.Option(help="Number of threads.", min=1, max=256)] = 4,
+    channels: Annotated[int, typer.Option(metavar="N", help="Number of image channels.")] = 3,
+    workers: Annotated[int, typer.Option(metavar="N", help="Number of threads.", min=1, max=256)] = 4,
     split: SplitOption = "all",
 ) -> None:
     """Pack images into one memory-mapped file for --data, with their splits. Resumes after an interruption."""
@@ -126,7 +126,7 @@ def _opened(source: str, split: str, channels: int, shorter: int | None = None) 
     return open_splits(config, lambda name: open_source(config, name, channels, shorter), split)
 
 
-@data_app.command(epilog=example("tico data verify photos.tico"))
+@verb("tico data verify photos.tico", of=data_app)
 def verify(file: Annotated[str, typer.Argument(metavar="FILE", help="A packed file.")]) -> None:
     """Verify all checksums of a packed file. Exit code 2 if it is damaged."""
     from tico_ssl.data.formats.packed import verify_packed
@@ -136,16 +136,16 @@ def verify(file: Annotated[str, typer.Argument(metavar="FILE", help="A packed fi
     say(f"{file}: {counted(images, 'image')}, {size:,} bytes, all checksums are correct")
 
 
-@data_app.command(epilog=example("tico data preview photos/ --recipe photos --count 6"))
+@verb("tico data preview photos/ --recipe photos --count 6", of=data_app)
 def preview(
     source: SourceArgument,
     recipe: Annotated[
-        str, typer.Option(help="Recipe whose views are drawn.", autocompletion=completing.recipe)
+        str, typer.Option(metavar="RECIPE", help="Recipe whose views are drawn.", autocompletion=completing.recipe)
     ] = "demo",
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Overrides.")] = None,
-    out: Annotated[str, typer.Option(help="PNG file to write.")] = "preview.png",
-    count: Annotated[int, typer.Option(help="Number of images.", min=1)] = 12,
-    seed: Annotated[int, typer.Option(help="Random seed of the views.")] = 0,
+    out: Annotated[str, typer.Option(metavar="FILE", help="PNG file to write.")] = "preview.png",
+    count: Annotated[int, typer.Option(metavar="N", help="Number of images.", min=1)] = 12,
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed of the views.")] = 0,
 ) -> None:
     """Draw images and their augmented views on a contact sheet."""
     from tico_ssl.config.recipe import load_recipe

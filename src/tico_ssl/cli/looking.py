@@ -5,13 +5,13 @@ from typing import Annotated
 import typer
 
 from tico_ssl.cli import _completing as completing
-from tico_ssl.cli._app import DataOption, app, changes_of, example
+from tico_ssl.cli._app import DataOption, changes_of, verb
 from tico_ssl.runtime.printing import printable_lines
 
 LISTS = ("recipes", "studies", "methods", "views", "data", "backbones", "evaluations", "exporting")
 
 
-@app.command(epilog=example("tico report runs/mine"))
+@verb("tico report runs/mine")
 def report(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN...", help="Run folders, or that of a study; others are passed over.")
@@ -19,9 +19,11 @@ def report(
     data: DataOption = None,
     out: Annotated[
         str | None,
-        typer.Option(help="Folder to write to; by default the run's, `report` for several."),
+        typer.Option(metavar="FOLDER", help="Folder to write to; by default the run's, `report` for several."),
     ] = None,
-    points: Annotated[int, typer.Option(min=0, help="Images on the map of a run; 0: no map and no gallery.")] = 10_000,
+    points: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Images on the map of a run; 0: no map and no gallery.")
+    ] = 10_000,
 ) -> None:
     """Write an HTML report. It is one file that needs no network; its figures are also SVG and PNG."""
     from tico_ssl.report import report as write
@@ -32,7 +34,7 @@ def report(
     say("next       open it in a browser; it needs no network")
 
 
-@app.command(epilog=example("tico compare runs/a runs/b --format markdown"))
+@verb("tico compare runs/a runs/b --format markdown")
 def compare(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN...", help="Run folders or study folders; others are passed over.")
@@ -40,11 +42,14 @@ def compare(
     format: Annotated[
         str | None,
         typer.Option(
+            metavar="FORMAT",
             help="markdown, csv or latex; by default a terminal table.",
             autocompletion=completing.one_of("markdown", "csv", "latex"),
         ),
     ] = None,
-    out: Annotated[str | None, typer.Option(help="File to write: .md, .csv or .tex; by default the terminal.")] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="File to write: .md, .csv or .tex; by default the terminal.")
+    ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="All metrics of every protocol; by default the first of each.")
     ] = False,
@@ -63,7 +68,7 @@ def compare(
         show(comparison)
 
 
-@app.command("list", epilog=example("tico list backbones resnet"))
+@verb("tico list backbones resnet", name="list")
 def list_(
     what: Annotated[
         str,
@@ -81,7 +86,7 @@ def list_(
     print_catalogue(what, search)
 
 
-@app.command(epilog=example("tico describe cifar10/tico method=simclr"))
+@verb("tico describe cifar10/tico method=simclr")
 def describe(
     recipe: Annotated[
         str,
@@ -99,12 +104,15 @@ def describe(
     typer.echo(printable_lines(in_words(recipe, changes_of(overrides or []))))
 
 
-@app.command(epilog=example("tico cache --limit 20G"))
+@verb("tico cache --limit 20G")
 def cache(
     which: Annotated[str, typer.Argument(metavar="[TEXT]", help="Only entries with this text, such as a path.")] = "",
     limit: Annotated[
         str | None,
-        typer.Option(help="Set the size limit, such as 20G, and remove what exceeds it; by default it stays as it is."),
+        typer.Option(
+            metavar="SIZE",
+            help="Set the size limit, such as 20G, and remove what exceeds it; by default it stays as it is.",
+        ),
     ] = None,
     clear: Annotated[bool, typer.Option("--clear", help="Remove entries that no command uses now.")] = False,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tico_ssl.cli._app import DATA_FORMS, BF16Option, DataOption, SplitOption, app, example, exit_code
+from tico_ssl.cli._app import DATA_FORMS, BF16Option, DataOption, SplitOption, exit_code, verb
 from tico_ssl.runtime.errors import UserError
 
 ModelArgument = Annotated[
@@ -15,7 +15,7 @@ ModelArgument = Annotated[
 ]
 ImagesArgument = Annotated[list[str], typer.Argument(metavar="DATA", help=f"{DATA_FORMS}.")]
 WeightsOption = Annotated[
-    str | None, typer.Option(help="Weights of a model by name (.safetensors, .pth); by default random.")
+    str | None, typer.Option(metavar="FILE", help="Weights of a model by name (.safetensors, .pth); by default random.")
 ]
 
 
@@ -31,11 +31,13 @@ def resumable() -> Iterator[None]:
         raise typer.Exit(exit_code(stop)) from stop
 
 
-@app.command(epilog=example("tico embed runs/mine --data photos/ --out features.csv"))
+@verb("tico embed runs/mine --data photos/ --out features.csv")
 def embed(
     model: ModelArgument,
     data: DataOption = None,
-    out: Annotated[str, typer.Option(help="File to write: .npz, .npy, .csv, .parquet or .pt.")] = "features.npz",
+    out: Annotated[
+        str, typer.Option(metavar="FILE", help="File to write: .npz, .npy, .csv, .parquet or .pt.")
+    ] = "features.npz",
     normalise: Annotated[bool, typer.Option("--normalise", help="Divide features by their length (L2).")] = False,
     weights: WeightsOption = None,
     split: SplitOption = "all",
@@ -50,14 +52,17 @@ def embed(
     say(f"wrote {written}")
 
 
-@app.command(epilog=example("tico search runs/mine photos/ --query one.jpg --out found"))
+@verb("tico search runs/mine photos/ --query one.jpg --out found")
 def search(
     model: ModelArgument,
     data: ImagesArgument,
-    query: Annotated[list[str] | None, typer.Option(help="Image to look for. Repeatable.")] = None,
-    top: Annotated[int, typer.Option(help="Number of images to find for each query.")] = 12,
+    query: Annotated[list[str] | None, typer.Option(metavar="IMAGE", help="Image to look for. Repeatable.")] = None,
+    top: Annotated[int, typer.Option(metavar="N", help="Number of images to find for each query.")] = 12,
     out: Annotated[
-        str | None, typer.Option(help="Folder for a page, a contact sheet and a table; by default the terminal only.")
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="Folder for a page, a contact sheet and a table; by default the terminal only."
+        ),
     ] = None,
     weights: WeightsOption = None,
     split: SplitOption = "all",
@@ -77,18 +82,25 @@ def search(
         say(f"\nwrote      {out}/search.html, search.png, search.csv")
 
 
-@app.command(epilog=example("tico curate runs/mine photos/ --out curated --subset 1000"))
+@verb("tico curate runs/mine photos/ --out curated --subset 1000")
 def curate(
     model: ModelArgument,
     data: ImagesArgument,
-    out: Annotated[str, typer.Option(help="Folder for the page, its figure and the tables.")] = "curated",
+    out: Annotated[
+        str, typer.Option(metavar="FOLDER", help="Folder for the page, its figure and the tables.")
+    ] = "curated",
     threshold: Annotated[
         float | None,
-        typer.Option(help="Cosine from which images are near-duplicates, -1 to 1; by default from nearest neighbours."),
+        typer.Option(
+            metavar="COSINE",
+            help="Cosine from which images are near-duplicates, -1 to 1; by default from nearest neighbours.",
+        ),
     ] = None,
-    neighbours: Annotated[int, typer.Option(help="Neighbours whose mean distance is the outlier score.")] = 10,
+    neighbours: Annotated[
+        int, typer.Option(metavar="N", help="Neighbours whose mean distance is the outlier score.")
+    ] = 10,
     subset: Annotated[
-        int | None, typer.Option(help="Also choose so many images that cover all; by default none.")
+        int | None, typer.Option(metavar="N", help="Also choose so many images that cover all; by default none.")
     ] = None,
     weights: WeightsOption = None,
     split: SplitOption = "all",

@@ -6,14 +6,14 @@ from typing import Annotated
 import typer
 
 from tico_ssl.cli import _completing as completing
-from tico_ssl.cli._app import RECIPE_WORDS, app, example, split_words
+from tico_ssl.cli._app import RECIPE_WORDS, split_words, verb
 from tico_ssl.runtime.errors import UserError
 
 MEASURED = ("h200",)  # GPUs that the model knows
 IMAGES = {"imagenet": 1_281_167, "cifar10": 50_000, "cifar100": 50_000, "stl10": 105_000}
 
 
-@app.command(epilog=example("tico plan imagenet/tico --gpus 8 --nodes 4"))
+@verb("tico plan imagenet/tico --gpus 8 --nodes 4")
 def plan(
     words: Annotated[
         list[str] | None,
@@ -23,21 +23,33 @@ def plan(
             autocompletion=completing.recipe,
         ),
     ] = None,
-    gpus: Annotated[int, typer.Option(help="GPUs in a node.", min=1, max=1024)] = 8,
-    nodes: Annotated[int, typer.Option(help="Nodes.", min=1, max=1024)] = 1,
+    gpus: Annotated[int, typer.Option(metavar="N", help="GPUs in a node.", min=1, max=1024)] = 8,
+    nodes: Annotated[int, typer.Option(metavar="N", help="Nodes.", min=1, max=1024)] = 1,
     gpu: Annotated[
-        str, typer.Option(help="The kind of GPU: h200, or the file of a `tico bench --out` on another one.")
+        str,
+        typer.Option(metavar="GPU", help="The kind of GPU: h200, or the file of a `tico bench --out` on another one."),
     ] = "h200",
     images: Annotated[
-        int | None, typer.Option(help="Training images; by default those of ImageNet, CIFAR or STL-10.", min=1)
+        int | None,
+        typer.Option(metavar="N", help="Training images; by default those of ImageNet, CIFAR or STL-10.", min=1),
     ] = None,
     per_gpu: Annotated[
         int | None,
-        typer.Option(help="Images of a step on each GPU, in a batch that grows; by default the recipe's batch.", min=2),
+        typer.Option(
+            metavar="N",
+            help="Images of a step on each GPU, in a batch that grows; by default the recipe's batch.",
+            min=2,
+        ),
     ] = None,
-    nvlink: Annotated[float, typer.Option(help="GB/s of a GPU each way inside a node.", min=0.001)] = 450.0,
-    network: Annotated[float, typer.Option(help="GB/s of a GPU each way between nodes.", min=0.001)] = 50.0,
-    out: Annotated[str | None, typer.Option(help="JSON file to write as well; by default none.")] = None,
+    nvlink: Annotated[
+        float, typer.Option(metavar="GB/S", help="GB/s of a GPU each way inside a node.", min=0.001)
+    ] = 450.0,
+    network: Annotated[
+        float, typer.Option(metavar="GB/S", help="GB/s of a GPU each way between nodes.", min=0.001)
+    ] = 50.0,
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="JSON file to write as well; by default none.")
+    ] = None,
 ) -> None:
     """Estimate time and GPU hours of a recipe on 1 to 1,024 GPUs, and what a step sends. Makes two steps on the CPU."""
     from tico_ssl.config.recipe import load_recipe

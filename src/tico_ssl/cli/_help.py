@@ -1,0 +1,38 @@
+"""Help texts: the words of a verb as its metavars write them, and the verbs in the order in which one meets them."""
+
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+ORDER = (
+    *("pretrain", "evaluate", "report", "compare", "finetune", "predict", "embed", "search", "curate", "export"),
+    *("data", "study", "list", "describe", "doctor", "bench", "plan", "cache", "replay"),
+)
+
+
+class Verbs(TyperGroup):
+    """All verbs."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Their names, those that a first run needs before others."""
+        return sorted(super().list_commands(ctx), key=ORDER.index)
+
+
+class Verb(TyperCommand):
+    """A verb. Typer itself writes types and further brackets around the metavars of arguments."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words after the verb."""
+        return [*(words for words, _ in self._arguments(ctx)), "[OPTIONS]"]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Arguments and options, each with what it is."""
+        options = [one.get_help_record(ctx) for one in self.get_params(ctx) if one.param_type_name == "option"]
+        for title, rows in (("Arguments", self._arguments(ctx)), ("Options", [row for row in options if row])):
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+    def _arguments(self, ctx: Any) -> list[tuple[str, str]]:
+        given: list[Any] = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
+        return [(one.metavar or one.name.upper(), one.help or "") for one in given]
