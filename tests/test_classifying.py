@@ -285,6 +285,23 @@ def test_a_killed_command_continues_to_the_same_file(made, many, tmp_path, monke
         predict(made.folder, [str(many)], broken)
 
 
+def test_two_commands_never_write_the_same_predictions(made, many, tmp_path, monkeypatch, small_batches):
+    whole, both = tmp_path / "whole.csv", tmp_path / "both.csv"
+    predict(made.folder, [str(many)], whole)
+    append = Journal.append
+
+    def meanwhile(self, batch):
+        with monkeypatch.context() as patch, pytest.raises(UserError, match="another command writes"):
+            patch.setattr(Journal, "append", append)
+            predict(made.folder, [str(many)], both, overwrite=True)
+        append(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", meanwhile)
+        predict(made.folder, [str(many)], both)
+    assert both.read_bytes() == whole.read_bytes()
+
+
 def test_every_format_has_the_same_predictions(made, many, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     files = [tmp_path / f"out.{suffix}" for suffix in ("csv", "jsonl", "parquet")]
