@@ -30,7 +30,7 @@ from tico_ssl.features.linear import fit_probe
 from tico_ssl.features.settings import LinearConfig
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import save_backbone
-from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.errors import UserError, one_line
 
 COLOURS = {"=blue": (20, 30, 220), "green <b>": (20, 200, 30), "red": (220, 30, 20)}  # names that need care
 PER_CLASS = 12
@@ -222,10 +222,12 @@ def test_an_interrupted_training_continues_to_the_same_classifier(whole, labelle
         patch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
         finetune(backbone, str(labelled), tmp_path / "out", WHOLE)
     assert list((tmp_path / "out").glob("training-*/last.pt"))
+    (tmp_path / "out" / "classifier.safetensors.0123abcd.tmp").write_text("cut off")  # by another kill
     again = finetune(backbone, str(labelled), tmp_path / "out", WHOLE)
     assert again.results["chosen"] == whole.results["chosen"]
     files = [each.folder / "classifier.safetensors" for each in (again, whole)]
     assert files[0].read_bytes() == files[1].read_bytes()
+    assert not list((tmp_path / "out").glob("*.tmp"))
 
 
 # -------------------------------------------------------------------------------------------------- predict
@@ -300,6 +302,12 @@ def test_two_commands_never_write_the_same_predictions(made, many, tmp_path, mon
         patch.setattr(Journal, "append", meanwhile)
         predict(made.folder, [str(many)], both)
     assert both.read_bytes() == whole.read_bytes()
+
+
+def test_a_disk_that_is_full_of_predictions_is_named(made, many, tmp_path, full_disk):
+    with full_disk(16), pytest.raises(OSError) as caught:
+        predict(made.folder, [str(many)], tmp_path / "out.csv")
+    assert str(tmp_path / "out.csv") in (one_line(caught.value) or "")
 
 
 def test_every_format_has_the_same_predictions(made, many, tmp_path):

@@ -21,7 +21,7 @@ from tico_ssl.results.record import Numbers
 from tico_ssl.results.run_folder import installed_version
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import choose_device, tune_process
-from tico_ssl.runtime.files import digest, write_atomically
+from tico_ssl.runtime.files import digest, remove_temporaries, write_atomically
 from tico_ssl.runtime.locks import alone_in
 from tico_ssl.runtime.process_group import process_group
 from tico_ssl.runtime.progress import say
@@ -70,6 +70,8 @@ def _written(
     about = {"accuracy": found["accuracy"], "images": found["images"], "data": context.data["source"]}
     about |= {"backbone": context.checkpoint, "head": results["settings"]["head"], "tico-ssl": _version()}
     file = folder / FILE
+    for name in (FILE, "results.json", "report.html"):
+        remove_temporaries(folder / name)
     file.unlink(missing_ok=True)  # of an earlier classifier, which the other files no longer belong to
     found |= results | {"data": context.data, "seed": results["settings"]["seed"], "split_seed": context.seed}
     found |= {"unreadable": len(context.test) - found["images"], "seconds": round(perf_counter() - begun, 2)}
