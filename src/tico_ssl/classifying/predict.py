@@ -72,6 +72,7 @@ def predict(
 
     device = choose_device()
     tune_process(device)
+    known = digest(file)  # before it is loaded: if it is replaced meanwhile, nobody continues with the new one
     classifier = load_classifier(file).to(device)
     backbone = classifier.backbone
     source = open_places(places, backbone.config.channels, needed_side(backbone), backbone.limits)
@@ -81,7 +82,7 @@ def predict(
     folder = path.with_name(f"{path.name}.partial")
     with alone_in(folder, f"{path}: another command writes these predictions"):
         _require_new(path, overwrite)  # again: another command may have ended since
-        return _kept(work, path, folder / "journal.jsonl", digest(file), overwrite)
+        return _kept(work, path, folder / "journal.jsonl", known, overwrite)
 
 
 def _require_new(out: Path, overwrite: bool) -> None:
