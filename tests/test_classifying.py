@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import tico_ssl
-from tico_ssl.classifying import heads
+from tico_ssl.classifying import heads, making
 from tico_ssl.classifying import predict as predicting
 from tico_ssl.classifying.finetune import finetune
 from tico_ssl.classifying.held_out import divided
@@ -285,6 +286,17 @@ def test_a_killed_command_continues_to_the_same_file(made, many, tmp_path, monke
     assert not list(tmp_path.glob("*.partial"))
     with pytest.raises(UserError, match="overwrite=True"):
         predict(made.folder, [str(many)], broken)
+
+
+def test_a_classifier_made_meanwhile_is_not_replaced(made, labelled, backbone, tmp_path, monkeypatch):
+    @contextmanager
+    def after_another(folder):
+        shutil.copytree(made.folder, folder)
+        yield
+
+    monkeypatch.setattr(making, "_alone", after_another)
+    with pytest.raises(UserError, match="has a classifier"):
+        finetune(backbone, str(labelled), tmp_path / "out")
 
 
 def test_two_commands_never_write_the_same_predictions(made, many, tmp_path, monkeypatch, small_batches):

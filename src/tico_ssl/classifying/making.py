@@ -11,7 +11,7 @@ from tico_ssl.classifying.heads import fitted, forget_state, trained
 from tico_ssl.classifying.held_out import class_names
 from tico_ssl.classifying.model import ImageClassifier
 from tico_ssl.classifying.page import page_of, shown_mistakes
-from tico_ssl.classifying.place import FILE
+from tico_ssl.classifying.place import FILE, folder_for
 from tico_ssl.classifying.scores import judged, scores_of
 from tico_ssl.classifying.settings import LinearHead, WholeNetwork
 from tico_ssl.classifying.storage import save_classifier
@@ -28,11 +28,14 @@ from tico_ssl.runtime.progress import say
 from tico_ssl.runtime.wording import counted
 
 
-def make(run: str | Path, data: Given | None, folder: Path, config: LinearHead | WholeNetwork) -> dict[str, Any]:
+def make(
+    run: str | Path, data: Given | None, folder: Path, config: LinearHead | WholeNetwork, overwrite: bool
+) -> dict[str, Any]:
     """Make a classifier and write its folder, the classifier last; what was found, in the main process."""
     device = choose_device()
     tune_process(device)
     with process_group(device), _alone(folder):
+        folder_for(run, folder, overwrite)  # again: another command may have ended since
         begun = perf_counter()
         context = replace(open_context(run, data, cache=True), protocol="finetune")
         classes = class_names(context)
