@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tico_ssl import evaluate
 from tico_ssl.cli import app
 from tico_ssl.config.recipe import dump_recipe, load_recipe
-from tico_ssl.config.sections import BackboneConfig
+from tico_ssl.config.sections import BackboneConfig, DataConfig
 from tico_ssl.evaluations._classification import training
 from tico_ssl.evaluations._context import open_context
 from tico_ssl.evaluations._detection import protocol as detection
@@ -23,11 +23,13 @@ from tico_ssl.evaluations._estimate import measure_pace
 from tico_ssl.evaluations._evaluate import evaluate_all
 from tico_ssl.evaluations._session import quick_look
 from tico_ssl.evaluations.detection import Config as DetectionConfig
+from tico_ssl.features import subjects
 from tico_ssl.features.extraction import extract_all
 from tico_ssl.features.homes import others_beside
+from tico_ssl.features.lazy import weights_digest
 from tico_ssl.features.subjects import open_others, open_subject
 from tico_ssl.networks.backbones import build_backbone
-from tico_ssl.networks.storage import save_backbone
+from tico_ssl.networks.storage import load_backbone, save_backbone
 from tico_ssl.report import one_run
 from tico_ssl.results.finished import finished
 from tico_ssl.results.reading import read_record
@@ -36,6 +38,7 @@ from tico_ssl.results.run_folder import Run
 from tico_ssl.results.table import print_results
 from tico_ssl.results.verdict import collapse_verdict, verdict
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.files import digest
 from tico_ssl.runtime.progress import console
 
 SHORT = {"epochs": 1, "least_steps": 0, "batch_size": 8, "precision": "fp32"}
@@ -324,3 +327,24 @@ def test_the_report_names_the_columns(here):
     assert "initial: the weights that it started from" in text
     assert "b: b.safetensors." in text
     assert ">initial<" in text and ">b<" in text
+
+
+def test_a_backbone_that_is_replaced_while_it_is_opened_has_its_own_digest(tmp_path, monkeypatch):
+    """`evaluate` beside `pretrain --resume`: a result must not be taken for that of other weights."""
+    file, config = tmp_path / "backbone.safetensors", BackboneConfig(name="tico/resnet10-w4")
+
+    def trained() -> None:
+        save_backbone(build_backbone(config, 16, (0.5,) * 3, (0.2,) * 3), file)
+
+    def opened(place):
+        backbone = load_backbone(place)
+        if not replaced:
+            replaced.append(trained())
+        return backbone
+
+    trained()
+    replaced: list = []
+    monkeypatch.setattr(subjects, "load_backbone", opened)
+    subject = open_subject(file, DataConfig(source="textures"))
+    assert subject.checkpoint == digest(file)
+    assert weights_digest(subject.backbone) == weights_digest(load_backbone(file))

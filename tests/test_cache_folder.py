@@ -1,17 +1,25 @@
 """The cache stays within its limit, and what is in use stays."""
 
+import errno
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from tico_ssl.cli import app
+from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.backing import OnDisk
+from tico_ssl.data.sources import open_source
+from tico_ssl.data.stored import store_for
 from tico_ssl.runtime import cache_folder, memory
-from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.errors import UserError, one_line
+
+pwd = pytest.importorskip("pwd")
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +45,46 @@ def test_where_it_is(monkeypatch, tmp_path):
     monkeypatch.delenv("TICO_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder.cache_folder() == tmp_path / "tico-ssl"
+
+
+def homeless(monkeypatch):
+    """A user of whom the system knows no home."""
+    for name in ("TICO_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+
+
+def unreadable(monkeypatch):
+    """A cache that another user keeps for himself."""
+
+    def refuse(path, **_):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+
+
+@pytest.mark.parametrize("trouble", [homeless, unreadable])
+@pytest.mark.parametrize("fill", [True, False])
+def test_without_a_cache_images_are_read_nevertheless(folder_of_images, monkeypatch, trouble, fill):
+    config = DataConfig(source=str(folder_of_images))
+    source = open_source(config, "train", 3, 32)
+    with monkeypatch.context() as patch:
+        trouble(patch)
+        store = store_for(source, config, 3, 32, fill)
+    assert (store is not None) == fill  # in memory
+    assert store is None or torch.equal(store.stored().fetch(0), source.fetch(0))
+
+
+def test_without_a_home_commands_that_need_one_say_so(monkeypatch):
+    homeless(monkeypatch)
+    with pytest.raises(OSError) as caught:
+        cache_folder.entries()
+    assert one_line(caught.value) == "there is no home folder to keep a cache in: set TICO_CACHE"
+    assert "TICO_CACHE" in CliRunner().invoke(app, ["doctor"]).output
+    with pytest.raises(RuntimeError) as caught:
+        Path("~nobody-of-this-name/run").expanduser()
+    assert "begins with ~" in (one_line(caught.value) or "")
 
 
 def test_entries_say_what_they_hold_and_when_it_was_used():

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import tico_ssl
-from tico_ssl.classifying import heads
+from tico_ssl.classifying import heads, making
 from tico_ssl.classifying import predict as predicting
 from tico_ssl.classifying.finetune import finetune
 from tico_ssl.classifying.held_out import divided
@@ -30,7 +31,7 @@ from tico_ssl.features.linear import fit_probe
 from tico_ssl.features.settings import LinearConfig
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import save_backbone
-from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.errors import UserError, one_line
 
 COLOURS = {"=blue": (20, 30, 220), "green <b>": (20, 200, 30), "red": (220, 30, 20)}  # names that need care
 PER_CLASS = 12
@@ -222,10 +223,12 @@ def test_an_interrupted_training_continues_to_the_same_classifier(whole, labelle
         patch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
         finetune(backbone, str(labelled), tmp_path / "out", WHOLE)
     assert list((tmp_path / "out").glob("training-*/last.pt"))
+    (tmp_path / "out" / "classifier.safetensors.0123abcd.tmp").write_text("cut off")  # by another kill
     again = finetune(backbone, str(labelled), tmp_path / "out", WHOLE)
     assert again.results["chosen"] == whole.results["chosen"]
     files = [each.folder / "classifier.safetensors" for each in (again, whole)]
     assert files[0].read_bytes() == files[1].read_bytes()
+    assert not list((tmp_path / "out").glob("*.tmp"))
 
 
 # -------------------------------------------------------------------------------------------------- predict
@@ -283,6 +286,40 @@ def test_a_killed_command_continues_to_the_same_file(made, many, tmp_path, monke
     assert not list(tmp_path.glob("*.partial"))
     with pytest.raises(UserError, match="overwrite=True"):
         predict(made.folder, [str(many)], broken)
+
+
+def test_a_classifier_made_meanwhile_is_not_replaced(made, labelled, backbone, tmp_path, monkeypatch):
+    @contextmanager
+    def after_another(folder):
+        shutil.copytree(made.folder, folder)
+        yield
+
+    monkeypatch.setattr(making, "_alone", after_another)
+    with pytest.raises(UserError, match="has a classifier"):
+        finetune(backbone, str(labelled), tmp_path / "out")
+
+
+def test_two_commands_never_write_the_same_predictions(made, many, tmp_path, monkeypatch, small_batches):
+    whole, both = tmp_path / "whole.csv", tmp_path / "both.csv"
+    predict(made.folder, [str(many)], whole)
+    append = Journal.append
+
+    def meanwhile(self, batch):
+        with monkeypatch.context() as patch, pytest.raises(UserError, match="another command writes"):
+            patch.setattr(Journal, "append", append)
+            predict(made.folder, [str(many)], both, overwrite=True)
+        append(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", meanwhile)
+        predict(made.folder, [str(many)], both)
+    assert both.read_bytes() == whole.read_bytes()
+
+
+def test_a_disk_that_is_full_of_predictions_is_named(made, many, tmp_path, full_disk):
+    with full_disk(16), pytest.raises(OSError) as caught:
+        predict(made.folder, [str(many)], tmp_path / "out.csv")
+    assert str(tmp_path / "out.csv") in (one_line(caught.value) or "")
 
 
 def test_every_format_has_the_same_predictions(made, many, tmp_path):

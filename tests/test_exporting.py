@@ -297,6 +297,14 @@ def test_a_graph_with_other_features_is_not_kept(tmp_path, monkeypatch):
     assert [file.name for file in tmp_path.iterdir()] == ["backbone.safetensors"]
 
 
+def test_a_graph_that_finds_no_room_is_an_error_of_the_system(tmp_path, full_disk):
+    path = saved(tmp_path, "tico/resnet10-w4", 16)
+    with full_disk(1000), pytest.raises(OSError) as caught:  # torch, given the file, ends the process
+        export(path, "torch-export", tmp_path / "b.pt2")
+    assert one_line(caught.value) == f"{tmp_path / 'b.pt2'}: File too large"
+    assert [file.name for file in tmp_path.iterdir()] == ["backbone.safetensors"]
+
+
 # -------------------------------------------------------------------------------------------------- names of parameters
 
 

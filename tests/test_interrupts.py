@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tico_ssl import pretrain
+from tico_ssl import cli, pretrain
 from tico_ssl.results.run_folder import Run
 from tico_ssl.runtime import interrupts
 from tico_ssl.runtime.errors import Interrupted
@@ -111,3 +111,13 @@ def test_signals_that_others_listen_to_are_left_to_them():
             assert signal.set_wakeup_fd(mine, warn_on_full_buffer=False) == mine
         assert mine != -1
     assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_ctrl_c_before_a_command_begins_is_no_traceback(monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 130

@@ -15,6 +15,7 @@ import torch
 import tico_ssl
 from faults import FAULTS
 from tico_ssl import evaluate
+from tico_ssl.classifying.tables import write_table as write_predictions
 from tico_ssl.cli import main
 from tico_ssl.data.source import Source
 from tico_ssl.evaluations._context import _finished
@@ -143,8 +144,25 @@ def test_on_a_full_disk_a_file_stays_what_it_was(run, images, tmp_path, capsys, 
         code, out, error = tico(capsys, *words_of(name, run, images, folder))
     assert code == 2 and error.startswith("error: ") and error.count("\n") == 1, error
     assert "wrote" not in out
+    assert str(folder) in error
     assert [path for path in folder.rglob("*") if path.is_file()] == [file]
     assert file.read_text() == "earlier"
+
+
+def test_what_a_killed_command_was_writing_is_overwritten(tmp_path, monkeypatch):
+    file = tmp_path / "predictions.csv"
+
+    def rows():
+        yield [["a.jpg", "cat", 0.5]]
+        monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)  # a kill tidies up nothing
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_predictions(file, 1, rows())
+    monkeypatch.undo()
+    assert len([*tmp_path.iterdir()]) == 1
+    write_predictions(file, 1, [[["a.jpg", "cat", 0.5]]])
+    assert [*tmp_path.iterdir()] == [file]
 
 
 @pytest.mark.parametrize("name", OUTPUTS)

@@ -509,6 +509,19 @@ def test_an_unfinished_file_is_not_a_packed_one(tmp_path):
     assert "not a packed file" in error_of(lambda: open_packed(tmp_path / "u.tico.partial"), "u.tico")
 
 
+def test_a_file_that_another_command_wrote_meanwhile_is_not_replaced(tmp_path, monkeypatch):
+    out, fingerprint = tmp_path / "a.tico", packing._fingerprint
+
+    def meanwhile(*given):
+        out.write_text("another's")
+        return fingerprint(*given)
+
+    monkeypatch.setattr(packing, "_fingerprint", meanwhile)
+    assert "exists" in error_of(lambda: pack(source_of(pictures(4)), out, 8), "a.tico")
+    assert [*tmp_path.iterdir()] == [out]
+    assert out.read_text() == "another's"
+
+
 def test_two_commands_never_write_one_file(tmp_path):
     """The second is refused while the first is at work, and takes nothing from it."""
     out, source = tmp_path / "a.tico", source_of(pictures(4))

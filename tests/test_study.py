@@ -32,6 +32,7 @@ from tico_ssl.studies.cost import Cost, epochs_for
 from tico_ssl.studies.halving import budgets
 from tico_ssl.studies.processes import Work, environment_of, run_all
 from tico_ssl.studies.table import Measured, Summary, columns, row_of
+from tico_ssl.studies.worker import make_run
 
 
 def written(folder, **values) -> str:
@@ -534,6 +535,15 @@ def test_a_killed_study_goes_on_to_the_same_bits(tmp_path, tiny):
     row = json.loads((out / "results.json").read_text())["rows"][0]
     assert (row["seeds"], row["epochs"]) == ([0], 24)
     assert row["seconds"] > 0
+
+
+def test_a_trained_run_without_its_metrics_is_a_failure_and_not_passed_over(tmp_path, tiny):
+    out = tmp_path / "out"
+    Workshop.open(written(tmp_path, overrides=tiny, **QUICK), out=out).begin()
+    make_run(out, "base-seed0")
+    Run(out / "base-seed0").metrics_file.unlink()
+    with pytest.raises(UserError, match=r"metrics.jsonl: ends at epoch 0 of 3, though .*; remove"):
+        make_run(out, "base-seed0")
 
 
 def test_a_plan_is_shown_and_nothing_is_written(tmp_path, tiny, capsys):

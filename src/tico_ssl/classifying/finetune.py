@@ -45,4 +45,4 @@ def finetune(
 
     from tico_ssl.classifying.making import make
 
-    return Finetuned(folder, make(run, data, folder, settings))
+    return Finetuned(folder, make(run, data, folder, settings, overwrite))

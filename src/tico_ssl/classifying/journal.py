@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.files import naming
 from tico_ssl.runtime.json_lines import Line, append_json_line, sealed, unsealed
 
 
@@ -31,7 +32,8 @@ class Journal:
         if found is None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
-            append_json_line(path, sealed(header))
+            with naming(path):
+                append_json_line(path, sealed(header))
             return
         whole = found[1]
         for batch, end in self._batches():
@@ -41,7 +43,8 @@ class Journal:
 
     def append(self, batch: Batch) -> None:
         """Keep a batch."""
-        append_json_line(self.path, sealed(vars(batch)))
+        with naming(self.path):
+            append_json_line(self.path, sealed(vars(batch)))
         self.done = batch.end
 
     def batches(self) -> Iterator[Batch]:

@@ -11,7 +11,7 @@ from tico_ssl.classifying.heads import fitted, forget_state, trained
 from tico_ssl.classifying.held_out import class_names
 from tico_ssl.classifying.model import ImageClassifier
 from tico_ssl.classifying.page import page_of, shown_mistakes
-from tico_ssl.classifying.place import FILE
+from tico_ssl.classifying.place import FILE, folder_for
 from tico_ssl.classifying.scores import judged, scores_of
 from tico_ssl.classifying.settings import LinearHead, WholeNetwork
 from tico_ssl.classifying.storage import save_classifier
@@ -21,18 +21,21 @@ from tico_ssl.results.record import Numbers
 from tico_ssl.results.run_folder import installed_version
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import choose_device, tune_process
-from tico_ssl.runtime.files import digest, write_atomically
+from tico_ssl.runtime.files import digest, remove_temporaries, write_atomically
 from tico_ssl.runtime.locks import alone_in
 from tico_ssl.runtime.process_group import process_group
 from tico_ssl.runtime.progress import say
 from tico_ssl.runtime.wording import counted
 
 
-def make(run: str | Path, data: Given | None, folder: Path, config: LinearHead | WholeNetwork) -> dict[str, Any]:
+def make(
+    run: str | Path, data: Given | None, folder: Path, config: LinearHead | WholeNetwork, overwrite: bool
+) -> dict[str, Any]:
     """Make a classifier and write its folder, the classifier last; what was found, in the main process."""
     device = choose_device()
     tune_process(device)
     with process_group(device), _alone(folder):
+        folder_for(run, folder, overwrite)  # again: another command may have ended since
         begun = perf_counter()
         context = replace(open_context(run, data, cache=True), protocol="finetune")
         classes = class_names(context)
@@ -70,6 +73,8 @@ def _written(
     about = {"accuracy": found["accuracy"], "images": found["images"], "data": context.data["source"]}
     about |= {"backbone": context.checkpoint, "head": results["settings"]["head"], "tico-ssl": _version()}
     file = folder / FILE
+    for name in (FILE, "results.json", "report.html"):
+        remove_temporaries(folder / name)
     file.unlink(missing_ok=True)  # of an earlier classifier, which the other files no longer belong to
     found |= results | {"data": context.data, "seed": results["settings"]["seed"], "split_seed": context.seed}
     found |= {"unreadable": len(context.test) - found["images"], "seconds": round(perf_counter() - begun, 2)}

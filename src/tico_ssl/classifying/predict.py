@@ -14,6 +14,7 @@ from tico_ssl.classifying.tables import Row, require_table, write_table
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import digest
 from tico_ssl.runtime.json_lines import write_json_lines
+from tico_ssl.runtime.locks import alone_in
 from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.wording import counted
 
@@ -62,8 +63,7 @@ def predict(
     path = None if out is None else Path(out).expanduser()
     if path is not None:
         require_table(path)
-        if path.exists() and not overwrite:
-            raise UserError(f"{path} exists: replace it with --overwrite, or choose another --out")
+        _require_new(path, overwrite)
     places = places_of(images)
 
     from tico_ssl.classifying.storage import load_classifier
@@ -72,21 +72,29 @@ def predict(
 
     device = choose_device()
     tune_process(device)
+    known = digest(file)  # before it is loaded: if it is replaced meanwhile, nobody continues with the new one
     classifier = load_classifier(file).to(device)
     backbone = classifier.backbone
     source = open_places(places, backbone.config.channels, needed_side(backbone), backbone.limits)
     work = _Work(classifier, source, device, min(top, len(classifier.classes)))
     if path is None:
         return work.counted(work.batches(0), Predictions())
-    return _kept(work, path, digest(file), overwrite)
+    folder = path.with_name(f"{path.name}.partial")
+    with alone_in(folder, f"{path}: another command writes these predictions"):
+        _require_new(path, overwrite)  # again: another command may have ended since
+        return _kept(work, path, folder / "journal.jsonl", known, overwrite)
 
 
-def _kept(work: "_Work", out: Path, model: str, overwrite: bool) -> Predictions:
-    """By way of a journal beside the file."""
-    place = out.with_name(f"{out.name}.partial")
+def _require_new(out: Path, overwrite: bool) -> None:
+    if out.exists() and not overwrite:
+        raise UserError(f"{out} exists: replace it with --overwrite, or choose another --out")
+
+
+def _kept(work: "_Work", out: Path, kept: Path, model: str, overwrite: bool) -> Predictions:
+    """By way of a journal."""
     images = work.source.fingerprint()
     header = {"model": model, "images": images, "count": len(work.source), "top": work.top}
-    journal = Journal(place, header, anew=overwrite or images is None)
+    journal = Journal(kept, header, anew=overwrite or images is None)
     before, begun = journal.done, perf_counter()
     for batch in work.batches(journal.done):
         journal.append(batch)
@@ -98,7 +106,7 @@ def _kept(work: "_Work", out: Path, model: str, overwrite: bool) -> Predictions:
         bad = (pair for batch in journal.batches() for pair in batch.bad)
         write_json_lines(bad_file, ({"file": name, "reason": reason} for name, reason in bad))
         found.bad_file = bad_file
-    place.unlink()
+    kept.unlink()
     return found
 
 

@@ -25,8 +25,8 @@ def require_table(out: Path) -> None:
 
 
 def write_table(out: Path, top: int, parts: Iterable[list[Row]]) -> None:
-    """Write the rows of all parts atomically, one part in memory at a time."""
-    with written_atomically(out) as temporary:
+    """Write the rows of all parts atomically, one part in memory at a time. Nobody else may be writing the file."""
+    with written_atomically(out, alone=True) as temporary:
         WRITERS[out.suffix](temporary, columns(top), parts)
 
 

@@ -22,6 +22,8 @@ def main() -> None:
                 app()
         finally:
             sys.stdout.flush()
+    except KeyboardInterrupt:  # before the command has begun: every command answers it itself
+        sys.exit(130)
     except BrokenPipeError:  # `tico list | head`
         _silence()
         sys.exit(1)

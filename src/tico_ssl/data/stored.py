@@ -61,16 +61,18 @@ def open_stored(
 def _on_disk(source: Source, config: DataConfig, channels: int, shorter: int | None, fill: bool) -> Store | None:
     where = _where(config)
     decisive = (VERSION, where, channels, version("pillow"), version("torchvision"))  # decoders may round otherwise
-    folder = cache_folder.cache_folder() / f"decoded-{hashlib.sha256(repr(decisive).encode()).hexdigest()[:16]}"
-    if source.identity is None or not hasattr(os, "preadv") or not (fill or folder.is_dir()):
+    if source.identity is None or not hasattr(os, "preadv"):
         return None
     try:
+        folder = cache_folder.cache_folder() / f"decoded-{hashlib.sha256(repr(decisive).encode()).hexdigest()[:16]}"
+        if not (fill or folder.is_dir()):
+            return None
         backing = OnDisk(cache_folder.opened(folder.name, f"decoded images of {where}"))
         backing.capacity = backing.bytes + cache_folder.make_room(0, folder)
         store = Store(source, channels, backing, shorter, fill, expected=None if fill else 0)
         needed = round(SPARE * (store.expected - store.bytes)) if fill else 0
         room = cache_folder.make_room(needed, folder)
-    except OSError:  # no such folder can be made
+    except OSError:  # no such folder can be made, or it is another user's
         return None
     backing.capacity = backing.bytes + room  # others may fill it too
     if needed <= room or config.store == "disk" or not fill:

@@ -1,5 +1,6 @@
 """torch-export: a graph (.pt2) for batches of any size, for `torch.export.load`."""
 
+import io
 import json
 import warnings
 from pathlib import Path
@@ -28,9 +29,10 @@ def write(backbone: Backbone, out: Path, preprocessing: str = "outside") -> str:
         raise UserError(f"{out}: the name must end in .pt2, by which torch.export.load knows the file")
     whole, images = Whole(backbone, preprocessing), random_images(backbone, preprocessing)
     program = traced(whole, images(2))
+    content = io.BytesIO()  # given a file that cannot be written, torch ends the process
+    torch.export.save(program, content, extra_files={ABOUT: json.dumps(about(backbone, preprocessing))})
     with written_atomically(out) as temporary:
-        with temporary.open("wb") as file:
-            torch.export.save(program, file, extra_files={ABOUT: json.dumps(about(backbone, preprocessing))})
+        temporary.write_bytes(content.getbuffer())
         with temporary.open("rb") as file:
             found = agreement(whole, _loaded(file), images)
         if not found:

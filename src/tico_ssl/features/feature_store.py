@@ -30,6 +30,7 @@ from tico_ssl.features.lazy import described, memory_of, weights_digest
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.files import naming
 from tico_ssl.runtime.json_lines import Line, append_json_line, parsed_lines, sealed, unsealed, write_json_lines
 from tico_ssl.runtime.locks import alone_in
 from tico_ssl.runtime.progress import say
@@ -156,7 +157,9 @@ def fill(
             if store is not None:
                 unread = sorted(set(range(block.begin, block.end)) - set(block.places.tolist()))
                 bad = {offset + place: reason_unread(source, place) for place in unread}
-                store.append(F.normalize(block.features, dim=1) if unit else block.features, bad, offset + block.end)
+                features = F.normalize(block.features, dim=1) if unit else block.features
+                with naming(store.folder):
+                    store.append(features, bad, offset + block.end)
     if not rows:
         raise UserError(f"{album.parts[0].source.name}: none of the {counted(len(album), 'image')} can be read")
 

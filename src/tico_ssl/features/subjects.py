@@ -57,8 +57,14 @@ def open_subject(run: str | Path, data: Given | DataConfig | None = None) -> Sub
         return Subject(backbone, config, "untrained", 0, home_of(run), trained=False)
     file = backbone_file(run)
     seed = open_run(run).recipe().training.seed if Path(run).expanduser().is_dir() else 0
-    backbone = load_backbone(run)
-    return Subject(backbone, data_config(run, data, backbone), digest(file), seed, home_of(run))
+    backbone, checkpoint = _opened(file)
+    return Subject(backbone, data_config(run, data, backbone), checkpoint, seed, home_of(run))
+
+
+def _opened(file: Path) -> tuple[Backbone, str]:
+    """A backbone and the digest of its file, which a training may replace meanwhile."""
+    checkpoint, backbone = digest(file), load_backbone(file)
+    return (backbone, checkpoint) if digest(file) == checkpoint else _opened(file)
 
 
 def open_others(run: str | Path, against: Sequence[str | Path], subject: Subject) -> dict[str, Subject]:

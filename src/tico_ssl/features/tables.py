@@ -63,7 +63,7 @@ def write_table(table: Table, out: Path) -> None:
     if out.suffix == ".npy":
         with written_atomically(out.with_suffix(".csv")) as temporary:
             _write_csv(temporary, table, features=False)
-    with written_atomically(out) as temporary:
+    with written_atomically(out, alone=True) as temporary:
         WRITERS[out.suffix](temporary, table)
 
 

@@ -62,7 +62,7 @@ def pack(
     number of images in each folder of a split, one after the other."""
     started = time.monotonic()
     require(out.suffix == SUFFIX, f"{out}: the name of a packed file ends in {SUFFIX}")
-    require(not out.exists(), f"{out} exists: remove it, or choose another name")
+    _require_new(out)
     right = size >= 1 and workers >= 1 and 1 <= quality <= 100
     require(right, f"size {size}, workers {workers}, quality {quality}: at least 1, and quality at most 100")
     names = [os.fsencode(source.names(i)) for i in range(len(source))]
@@ -70,6 +70,7 @@ def pack(
     fingerprint = _fingerprint(source, names, settings)
     encode = (lambda image: _small_jpeg(image, size, quality)) if jpeg else (lambda image: _square(image, size))
     with refusing(out, "written"), closing(Unfinished(out, fingerprint, label)) as work:
+        _require_new(out)  # again: another command may have ended since
         places = range(work.done, len(source))
         for result in track(_encoded(source, encode, places, workers), len(places), label):
             work.append(*result)
@@ -83,6 +84,10 @@ def pack(
         written = work.finish(source, names, size, "jpeg" if jpeg else "fixed", splits, shorter)
     sides, seconds = Reduced(size, shorter), time.monotonic() - started
     return PackReport(len(source) - len(bad), bad, written, seconds, places.start, sides)
+
+
+def _require_new(out: Path) -> None:
+    require(not out.exists(), f"{out} exists: remove it, or choose another name")
 
 
 def pack_splits(

@@ -4,6 +4,7 @@ $TICO_CACHE, or tico-ssl in the user's folder for caches. It has a size limit; i
 not been used for longest goes first. What is removed while a command uses it costs that command time, nothing else.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -40,10 +41,14 @@ class Entry:
 
 
 def cache_folder() -> Path:
-    """Where the cache is; the folder may not exist yet."""
+    """Where the cache is; the folder may not exist yet. A user without a home, as in some containers, has none: an
+    OSError, as of a disk that has no room for one."""
     if named := os.environ.get(VARIABLE):
         return Path(named).expanduser()
-    usual = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        usual = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        raise FileNotFoundError(errno.ENOENT, f"there is no home folder to keep a cache in: set {VARIABLE}") from error
     return Path(usual) / "tico-ssl"
 
 

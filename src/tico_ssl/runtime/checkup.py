@@ -162,8 +162,12 @@ def _memory() -> Finding:
 
 def _disks() -> Iterator[Finding]:
     """Of the current folder, where runs/ is written, and of the cache of decoded images."""
-    here, cache = Path.cwd(), cache_folder.cache_folder()
-    for about, folder, needed in (("folder", here, True), ("cache", cache, False)):
+    places = [("folder", Path.cwd(), True)]
+    try:
+        places.append(("cache", cache_folder.cache_folder(), False))
+    except OSError as error:
+        yield Finding("cache", "none", str(error.strerror), False)
+    for about, folder, needed in places:
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         free = shutil.disk_usage(existing).free
         text = f"{folder}, {free / 1e9:,.1f} GB free"

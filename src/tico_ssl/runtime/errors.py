@@ -24,6 +24,7 @@ REMEDIES = {
 UNFINISHED = re.compile(r"\.[0-9a-f]{8}\.tmp$|\.partial$")  # after the name of a file that is being written
 # What libraries raise instead of an OSError when a file cannot be written: torch.save, safetensors.
 WRITER_WORDS = re.compile(r"inline_container|PytorchStreamWriter|Parent directory .* does not exist|\(os error \d+\)")
+NO_HOME = "Could not determine home directory."  # what Path.expanduser raises, of ~ and of ~somebody
 # What libraries say of memory that cannot be had, and of sizes that are beyond all memory.
 MEMORY_WORDS = re.compile(
     r"can't allocate memory|out of memory|unable to allocate|ALLOC_FAILED|size calculation overflowed|"
@@ -65,6 +66,8 @@ def refusal(error: BaseException) -> str | None:
     """Why the system refused to read or write a file, and what to do, in one line; None if it is not that."""
     if isinstance(error, OSError):
         return _os_words(error)
+    if isinstance(error, RuntimeError) and str(error) == NO_HOME:
+        return "a path begins with ~, and there is no such home folder: write the path in full"
     if not WRITER_WORDS.search(str(error)):
         return None
     if found := re.search(r"\(os error (\d+)\)", str(error)):  # safetensors

@@ -26,16 +26,24 @@ def written_atomically(path: Path, alone: bool = False) -> Iterator[Path]:
         raise FileExistsError(errno.EEXIST, "exists and is not a regular file", str(path))
     temporary = path.with_name(f"{path.name}.tmp" if alone else f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        yield temporary
-        sync(temporary)
-        os.replace(temporary, path)  # noqa: PTH105 - atomic
-        sync(path.parent)
-    except OSError as error:
-        if error.errno is not None and error.filename is None:
-            error.filename = str(path)  # writes do not say which file they failed on
-        raise
+        with naming(path):
+            yield temporary
+            sync(temporary)
+            os.replace(temporary, path)  # noqa: PTH105 - atomic
+            sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Within, an error of the system names this file unless it names one: writes do not say what they failed on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def sync(path: Path) -> None:

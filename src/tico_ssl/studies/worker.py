@@ -13,8 +13,8 @@ from tico_ssl.config.study import Study, expand, jobs, load_study
 from tico_ssl.evaluations._context import open_context
 from tico_ssl.evaluations._single import evaluate_with
 from tico_ssl.results.run_folder import Run
-from tico_ssl.results.study_state import study_file, unevaluated
-from tico_ssl.runtime.errors import Interrupted, told
+from tico_ssl.results.study_state import last_epoch, study_file, unevaluated
+from tico_ssl.runtime.errors import Interrupted, UserError, told
 from tico_ssl.studies.cost import epochs_for, read_costs, write_cost
 from tico_ssl.studies.timing import measure
 from tico_ssl.training.start import pretrain
@@ -38,6 +38,12 @@ def make_run(folder: Path, name: str) -> None:
     run = pretrain(
         job.variant.recipe, out=folder / name, overrides=job.variant.with_seed(job.seed, epochs), resume=True
     )
+    trained, wanted = last_epoch(run), run.recipe().training.epochs
+    if trained < wanted:  # without metrics a run has no row in the table
+        raise UserError(
+            f"{run.metrics_file}: ends at epoch {trained:g} of {wanted}, though the run is trained; "
+            f"remove {run.folder} to make it again"
+        )
     evaluate(study, run)
 
 

@@ -138,14 +138,14 @@ def _sums(content: bytes) -> bytes:
 
 def folder_of(url: str) -> Folder | None:
     """The blocks of the objects in a folder of a store; None if nothing can be kept."""
-    return _folder(str(cache_folder.cache_folder()), url)
+    try:
+        return _folder(str(cache_folder.cache_folder()), url)
+    except OSError:
+        return None
 
 
 @functools.lru_cache(64)
-def _folder(cache: str, url: str) -> Folder | None:
-    try:
-        path = cache_folder.opened(f"remote-{code(url)}", f"bytes of {url}")
-        remove_old_temporaries(path)
-        return Folder(path)
-    except OSError:
-        return None
+def _folder(cache: str, url: str) -> Folder:
+    path = cache_folder.opened(f"remote-{code(url)}", f"bytes of {url}")
+    remove_old_temporaries(path)
+    return Folder(path)
