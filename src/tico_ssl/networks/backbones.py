@@ -52,10 +52,11 @@ class Backbone(nn.Module):
         features = [self.network(view) for view in images.chunk(views)]
         return features[0] if views == 1 else torch.cat(features)
 
-    def preprocess(self, images: ImageLike | Sequence[ImageLike]) -> Tensor:
+    @torch.no_grad()
+    def preprocess(self, images: ImageLike | Iterable[ImageLike]) -> Tensor:
         """Network input (N, C, size, size) from images of any size: centre crop, bicubic resize, normalisation. An
-        image is a path, a Pillow image, a uint8 array (H, W, C) or a uint8 tensor (C, H, W); one of them, a list, or a
-        batch of one size."""
+        image is a path, a Pillow image, a uint8 array (H, W, C) or a uint8 tensor (C, H, W); one of them, several,
+        or a batch of one size."""
         ready = as_images(images, self.config.channels, self.limits)
         return operations.normalise(centre_crop(ready, self.image_size), self.mean, self.std)
 
