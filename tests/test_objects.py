@@ -58,6 +58,35 @@ def test_labels_may_be_names():
     assert found.fetch(0).shape == (3, 8, 9)
 
 
+@pytest.mark.parametrize("kind", [list, np.array, tuple])
+def test_lists_of_labels_may_be_names(kind):
+    pairs, other = Pairs(), Pairs()
+    pairs.targets = kind(["dog", "cat"] * (COUNT // 2))
+    other.targets = kind(["cat", "ant"] * (COUNT // 2))
+    pairs.classes = other.classes = ["dog", "cat"]  # in another order than the numbers
+    assert [labels_of(pairs)[0].tolist()[:2], labels_of(pairs)[1]] == [[1, 0], ("cat", "dog")]
+    assert labels_of(Subset(pairs, [0, 3]))[0].tolist() == [1, 0]
+    assert labels_of(ConcatDataset([pairs, pairs]))[1] == ("cat", "dog")
+    assert pairs.read == 0
+    assert labels_of(ConcatDataset([pairs, other]))[1] == ()  # by what the items say: 0, 1, 2, and not by these names
+
+
+def test_names_of_items_are_their_own():
+    pairs = Pairs(lambda place: "ab"[place % 2])
+    pairs.classes = ["b", "a"]
+    labels, classes = labels_of(pairs)
+    assert (labels.tolist()[:2], classes) == ([0, 1], ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    "listed", [[0.5] * COUNT, [None] * COUNT, [[1], [1, 2]], {"a": 1}, len, np.zeros((COUNT, 2, 2))]
+)
+def test_what_is_no_list_of_labels_is_none(listed):
+    pairs = Pairs()
+    pairs.targets, pairs.classes = listed, None
+    assert labels_of(pairs)[0].tolist() == [place % 3 for place in range(COUNT)]
+
+
 def test_several_labels_an_item():
     assert labels_of(Pairs(lambda place: torch.tensor([1, -1])))[0].tolist() == [[1, -1]] * COUNT
 
