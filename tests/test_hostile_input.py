@@ -575,6 +575,22 @@ def test_dates_are_texts():
         assert load_recipe("demo", dict([parse_override(f"description={text}")])).description == text
 
 
+def test_keys_given_twice_are_refused(tmp_path):
+    for text in ("training: {epochs: 1}\nmethod: {}\ntraining: {epochs: 2}", "training:\n  epochs: 1\n  'epochs': 2"):
+        (tmp_path / "x.yaml").write_text(text)
+        assert "line 3: key" in one_line(lambda: load_recipe(tmp_path / "x.yaml"))
+    assert parse_yaml("{a: &a {k: 1}, b: {<<: *a, k: 2}}", "x")["b"] == {"k": 2}
+
+
+def test_numbers_are_decimal():
+    for value in ("010", "1:30", "0b11", "08"):
+        assert repr(value) in one_line(
+            lambda value=value: load_recipe("demo", dict([parse_override(f"training.epochs={value}")]))
+        )
+    for value, number in (("-5", -5), ("0", 0), ("1_000", 1000), ("0x1F", 31), ("+3", 3)):
+        assert parse_yaml(value, "x") == number
+
+
 def test_aliases_may_not_multiply(tmp_path):
     letters = "abcdefghij"
     lists = "a: &a [x, x, x, x, x, x, x, x, x]\n"
