@@ -355,6 +355,15 @@ def test_groups_of_parquet_have_the_rows_of_the_file(tmp_path):
     assert f"{path}: damaged, its groups have 23 rows and not 6" in lines
 
 
+def test_columns_of_parquet_have_different_names(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = [pyarrow.array([b"x"]), pyarrow.array([b"y"])]
+    parquet.write_table(pyarrow.Table.from_arrays(columns, names=["image", "image"]), tmp_path / "x.parquet")
+    assert "same name" in one_line(lambda: open_source(DataConfig(source=str(tmp_path / "x.parquet"))))
+
+
 def test_names_of_classes_in_parquet_may_be_any_text(tmp_path):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "a.parquet"

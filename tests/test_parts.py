@@ -344,6 +344,18 @@ def test_a_small_page_does_not_inflate_to_a_large_one(tmp_path):
     assert Reading(1).decode(tmp_path / "x.tif", part=decoding.Part()).shape == (1, 8, 8)
 
 
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_samples_beyond_the_channels_take_no_memory(tmp_path, channels):
+    pytest.importorskip("tifffile")
+    values = {256: 20_000, 257: 5_000, 258: 16, 259: 1, 262: 1, 273: 200, 277: 60_000, 278: 5_000, 279: 8}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in values.items())
+    head = b"II*\0\x08\0\0\0" + struct.pack("<H", len(values)) + entries + bytes(4)
+    (tmp_path / "x.tif").write_bytes(head.ljust(900_000, b"\0"))
+    for part in (None, decoding.Part(), decoding.Part(0, (0, 0, 5_000, 5_000))):
+        with pytest.raises(BadImage, match="has 60000 channels"):
+            Reading(channels).decode(tmp_path / "x.tif", part=part)
+
+
 def test_jpegs_beside_pages_are_stored_as_reduced_as_they_are(tmp_path):
     """A small one that was kept for one command is not used by another that needs more pixels."""
     tifffile = pytest.importorskip("tifffile")

@@ -107,9 +107,13 @@ def read_tiff(file: BinaryIO, number: int, channels: int, allow: Allow, box: Box
     places = images_in(file, channels)[number]
     file.seek(0)
     with tifffile.TiffFile(file) as tiff:
-        parts = [_values(tiff.pages[place], allow, box) for place in places]
+        pages: list[Any] = [tiff.pages[place] for place in places]
+        found = sum(page.samplesperpixel for page in pages)
+        if found != channels and not (channels in (1, 3) and found <= 4):  # before memory is taken for so many
+            raise ValueError(f"has {found} channels, while backbone.channels is {channels}")
+        parts = [_values(page, allow, box) for page in pages]
         if channels in (1, 3):
-            parts[0] = _colours(parts[0], tiff.pages[places[0]])
+            parts[0] = _colours(parts[0], pages[0])
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
 
 
