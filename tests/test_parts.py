@@ -266,6 +266,15 @@ def test_tiles_of_other_files_are_pieces_of_the_upright_image(tmp_path):
         assert np.array_equal(source.fetch(i).numpy(), upright[:, top : top + tall, left : left + wide])
 
 
+@pytest.mark.parametrize("kind", range(14))
+def test_an_orientation_of_any_type_is_a_size(kind):
+    """Numbers of one byte are bytes in Pillow."""
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0" + struct.pack("<HHI4s", decoding.ORIENTATION, kind, 1, b"\x06") + bytes(4)
+    file = io.BytesIO()
+    Image.new("RGB", (8, 4)).save(file, "JPEG", exif=exif)
+    assert decoding.picture_size(file) in ((4, 8), (8, 4))
+
+
 def test_what_is_too_large_as_a_whole_is_read_in_tiles(tmp_path, monkeypatch):
     monkeypatch.setattr(decoding, "MOST_PIXELS", 1_000)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)

@@ -175,7 +175,7 @@ def picture_size(file: BinaryIO) -> tuple[int, int]:
     """Height and width of an image once it is upright, by its header."""
     with _large_pictures(), Image.open(file) as image:
         width, height = image.size
-        return (width, height) if image.getexif().get(ORIENTATION, 1) >= 5 else (height, width)
+        return (width, height) if image.getexif().get(ORIENTATION) in (5, 6, 7, 8) else (height, width)
 
 
 def _of_part(file: BinaryIO, reading: Reading, name: str, part: Part) -> Tensor:
