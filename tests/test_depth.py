@@ -1,6 +1,7 @@
 """Images of more than eight bits and of any number of channels: values as they are, one stated map to bytes, what is
 found in a sample by closed forms, and a run that keeps what it found."""
 
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -14,6 +15,7 @@ from PIL import Image
 from test_png import encoded
 from tico_ssl import load_backbone, pretrain
 from tico_ssl.config.sections import DataConfig
+from tico_ssl.data import depth
 from tico_ssl.data.arrays import from_arrays
 from tico_ssl.data.bad_files import BadFiles, survey
 from tico_ssl.data.decoding import Reading, decode
@@ -286,3 +288,15 @@ def test_another_range_is_another_image(scans):
     """In caches, that is."""
     one, same, other = (opened(scans, 2, range=[0, high]) for high in (100, 100, 200))
     assert one.fingerprint() == same.fingerprint() != other.fingerprint()
+
+
+def test_the_map_without_a_range_takes_little_memory(monkeypatch):
+    array = np.random.default_rng(0).integers(0, 65536, (20, 30_000, 3), dtype=np.uint16)
+    expected = (array * (255 / 65535)).round().astype(np.uint8)
+    monkeypatch.setattr(depth, "PIECE", 1 << 12)
+    tracemalloc.start()
+    try:
+        assert np.array_equal(depth.eight_bits(array), expected)
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * array.size  # the bytes, and a little for the floats
+    finally:
+        tracemalloc.stop()

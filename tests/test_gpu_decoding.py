@@ -26,6 +26,7 @@ ROTATED = Image.Exif()
 ROTATED[gpu_decoding.ORIENTATION] = 6
 UPRIGHT = Image.Exif()
 UPRIGHT[gpu_decoding.ORIENTATION] = 1
+XMP = b'http://ns.adobe.com/xap/1.0/\0tiff:Orientation="6"'
 
 
 def picture(number, height=40, width=52):
@@ -97,6 +98,7 @@ def test_batches_are_those_of_worker_processes(folder, kept, at_once, monkeypatc
         (jpeg(picture(0), exif=UPRIGHT), True),
         (jpeg(picture(0).convert("L")), True),
         (jpeg(picture(0), exif=ROTATED), False),
+        (jpeg(picture(0))[:2] + b"\xff\xe1" + (2 + len(XMP)).to_bytes(2, "big") + XMP + jpeg(picture(0))[2:], False),
         (jpeg(picture(0).convert("CMYK")), False),
         (jpeg(picture(0))[:-300], False),
         (b"\xff\xd8\xff" + bytes(50), False),

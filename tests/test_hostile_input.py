@@ -355,6 +355,15 @@ def test_groups_of_parquet_have_the_rows_of_the_file(tmp_path):
     assert f"{path}: damaged, its groups have 23 rows and not 6" in lines
 
 
+def test_columns_of_parquet_have_different_names(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = [pyarrow.array([b"x"]), pyarrow.array([b"y"])]
+    parquet.write_table(pyarrow.Table.from_arrays(columns, names=["image", "image"]), tmp_path / "x.parquet")
+    assert "same name" in one_line(lambda: open_source(DataConfig(source=str(tmp_path / "x.parquet"))))
+
+
 def test_names_of_classes_in_parquet_may_be_any_text(tmp_path):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "a.parquet"
@@ -573,6 +582,22 @@ def test_a_value_that_does_not_convert_is_one_line(override):
 def test_dates_are_texts():
     for text in ("2020-13-45", "2020-01-31", "2001-12-14t21:59:43.10-05:00"):
         assert load_recipe("demo", dict([parse_override(f"description={text}")])).description == text
+
+
+def test_keys_given_twice_are_refused(tmp_path):
+    for text in ("training: {epochs: 1}\nmethod: {}\ntraining: {epochs: 2}", "training:\n  epochs: 1\n  'epochs': 2"):
+        (tmp_path / "x.yaml").write_text(text)
+        assert "line 3: key" in one_line(lambda: load_recipe(tmp_path / "x.yaml"))
+    assert parse_yaml("{a: &a {k: 1}, b: {<<: *a, k: 2}}", "x")["b"] == {"k": 2}
+
+
+def test_numbers_are_decimal():
+    for value in ("010", "1:30", "0b11", "08"):
+        assert repr(value) in one_line(
+            lambda value=value: load_recipe("demo", dict([parse_override(f"training.epochs={value}")]))
+        )
+    for value, number in (("-5", -5), ("0", 0), ("1_000", 1000), ("0x1F", 31), ("+3", 3)):
+        assert parse_yaml(value, "x") == number
 
 
 def test_aliases_may_not_multiply(tmp_path):

@@ -34,6 +34,7 @@ def test_every_form_of_an_image_is_the_same_image(backbone, tmp_path):
         assert torch.equal(backbone.preprocess(form), expected)
         assert torch.equal(backbone.preprocess([form, form]), torch.cat([expected, expected]))
     assert torch.equal(backbone.preprocess((path, array)), torch.cat([expected, expected]))
+    assert torch.equal(backbone.preprocess(tmp_path.glob("*.png")), expected)
     batches = (np.stack([array, array]), torch.stack([tensor, tensor]))
     assert torch.equal(backbone.preprocess(batches[0]), torch.cat([expected, expected]))
     torch.testing.assert_close(backbone.preprocess(batches[1]), torch.cat([expected, expected]), rtol=0, atol=0.05)
@@ -62,6 +63,38 @@ def test_arrays_of_other_types_are_scaled_as_files_are(backbone):
     array = noise()
     for form in (array / 255, array.astype(np.uint16) * 257):
         assert torch.equal(backbone.preprocess(form), backbone.preprocess(array))
+
+
+@pytest.mark.parametrize("size", [16, 20])
+def test_a_tensor_with_a_gradient_is_the_same_image(backbone, size):
+    tensor = torch.from_numpy(noise(size, size)).permute(2, 0, 1)[None]
+    made = backbone.preprocess((tensor / 255).requires_grad_())
+    torch.testing.assert_close(made, backbone.preprocess(tensor))
+    assert not made.requires_grad
+
+
+def test_arrays_of_black_and_white_are_black_and_white(backbone):
+    mask = noise() > 100
+    assert torch.equal(backbone.preprocess(mask), backbone.preprocess(mask.astype(np.uint8) * np.uint8(255)))
+
+
+@pytest.mark.parametrize("form", [lambda wrong: wrong, lambda wrong: [wrong]])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Image.new("RGB", (0, 0)),
+        np.zeros((4, 4, 3), complex),
+        np.array([[["a", None, 1]]], object),
+        torch.zeros(3, 4, 4, dtype=torch.bool),
+        torch.zeros(3, 4, 4, dtype=torch.complex64),
+        torch.zeros(3, 4, 4).to_sparse(),
+        torch.zeros(0, 3, 4, 4),
+    ],
+    ids=lambda wrong: type(wrong).__name__,
+)
+def test_values_that_are_no_pixels_are_one_line(backbone, wrong, form):
+    with pytest.raises(UserError):
+        backbone.preprocess(form(wrong))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tico_ssl.cli import app
 from tico_ssl.config.recipe import load_recipe
 from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.networks.backbones import build_backbone
-from tico_ssl.networks.foreign import fitted_kernel, match, start_from
+from tico_ssl.networks.foreign import fitted_kernel, match, read_tensors, start_from
 from tico_ssl.networks.initial import initial_weights
 from tico_ssl.results.run_folder import Run
 from tico_ssl.runtime.errors import UserError
@@ -144,6 +144,21 @@ def test_weights_are_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "x.pth")
     with pytest.raises(UserError, match="neither a regular file nor a folder"):
         initial_weights(str(tmp_path / "x.pth"))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({1: torch.zeros(3)}, "no named tensors"),
+        ({"a": torch.zeros(3).to_sparse()}, "sparse"),
+        ({"a": torch.zeros(3, device="meta")}, "without values"),
+        ({"a": torch.zeros(3, dtype=torch.complex64)}, "complex"),
+    ],
+)
+def test_tensors_that_are_no_weights_are_one_line(tmp_path, tensors, said):
+    torch.save(tensors, tmp_path / "x.pth")
+    with pytest.raises(UserError, match=said):
+        read_tensors(tmp_path / "x.pth")
 
 
 def test_a_mismatch_is_an_error_unless_it_may_be(tmp_path):

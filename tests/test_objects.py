@@ -58,6 +58,70 @@ def test_labels_may_be_names():
     assert found.fetch(0).shape == (3, 8, 9)
 
 
+def test_items_may_be_tensors_of_any_layout():
+    image = torch.arange(3 * 8 * 9, dtype=torch.uint8).reshape(3, 8, 9)
+    colours = (
+        image,
+        image.permute(1, 2, 0),
+        image.permute(1, 2, 0).numpy(),
+        Image.fromarray(image.permute(1, 2, 0).numpy()),
+    )
+    for form in colours:
+        assert torch.equal(opened([form] * 2).fetch(0), image)
+    for form in (image[0], image[:1], image[0].numpy(), image[:1].permute(1, 2, 0)):
+        assert torch.equal(opened([form] * 2).fetch(0), image[:1].expand(3, -1, -1))
+    floats = image / 255
+    for form in (floats.requires_grad_(), floats.detach().bfloat16()):
+        assert opened([form] * 2).fetch(0).shape == image.shape
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        torch.zeros(3, 0, 8),
+        torch.zeros(1, 3, 8, 8),
+        torch.zeros(5, 8, 8),
+        torch.zeros(3, 8, 8, dtype=torch.complex64),
+        torch.zeros(3, 8, 8).to_sparse(),
+        Image.new("RGB", (0, 0)),
+        (),
+    ],
+    ids=repr,
+)
+def test_items_that_are_no_images_are_named(wrong):
+    with pytest.raises(UserError, match="item 0"):
+        opened([wrong] * 2).fetch(0)
+
+
+@pytest.mark.parametrize("kind", [list, np.array, tuple])
+def test_lists_of_labels_may_be_names(kind):
+    pairs, other = Pairs(), Pairs()
+    pairs.targets = kind(["dog", "cat"] * (COUNT // 2))
+    other.targets = kind(["cat", "ant"] * (COUNT // 2))
+    pairs.classes = other.classes = ["dog", "cat"]  # in another order than the numbers
+    assert [labels_of(pairs)[0].tolist()[:2], labels_of(pairs)[1]] == [[1, 0], ("cat", "dog")]
+    assert labels_of(Subset(pairs, [0, 3]))[0].tolist() == [1, 0]
+    assert labels_of(ConcatDataset([pairs, pairs]))[1] == ("cat", "dog")
+    assert pairs.read == 0
+    assert labels_of(ConcatDataset([pairs, other]))[1] == ()  # by what the items say: 0, 1, 2, and not by these names
+
+
+def test_names_of_items_are_their_own():
+    pairs = Pairs(lambda place: "ab"[place % 2])
+    pairs.classes = ["b", "a"]
+    labels, classes = labels_of(pairs)
+    assert (labels.tolist()[:2], classes) == ([0, 1], ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    "listed", [[0.5] * COUNT, [None] * COUNT, [[1], [1, 2]], {"a": 1}, len, np.zeros((COUNT, 2, 2))]
+)
+def test_what_is_no_list_of_labels_is_none(listed):
+    pairs = Pairs()
+    pairs.targets, pairs.classes = listed, None
+    assert labels_of(pairs)[0].tolist() == [place % 3 for place in range(COUNT)]
+
+
 def test_several_labels_an_item():
     assert labels_of(Pairs(lambda place: torch.tensor([1, -1])))[0].tolist() == [[1, -1]] * COUNT
 

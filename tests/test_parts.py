@@ -154,6 +154,22 @@ def test_pages_are_images_with_the_label_of_their_file(tmp_path):
     assert all(torch.equal(stored.fetch(i), source.fetch(i)) for i in (0, 3, 4, 3))
 
 
+@pytest.mark.parametrize(
+    ("mode", "compression"),
+    [("RGB", "tiff_lzw"), ("RGBA", "raw"), ("CMYK", "raw"), ("YCbCr", "raw"), ("YCbCr", "jpeg"), ("1", "group4")],
+)
+def test_a_page_is_the_image_that_it_would_be_in_a_file_of_its_own(tmp_path, mode, compression):
+    pages = [Image.fromarray(deep(24, 16, 3, seed=i).astype(np.uint8)).convert(mode) for i in range(2)]
+    upside_down = {"compression": compression, "tiffinfo": {decoding.ORIENTATION: 3}}
+    pages[0].save(tmp_path / "x.tif", save_all=True, append_images=pages[1:], **upside_down)
+    source = opened(tmp_path, 3)
+    assert names(source) == ["x.tif#1", "x.tif#2"]
+    for place, page in enumerate(pages):
+        alone = io.BytesIO()
+        page.save(alone, "TIFF", **upside_down)
+        assert torch.equal(source.fetch(place), decode(alone.getvalue()))
+
+
 def test_pages_of_one_channel_are_the_channels_that_are_asked_for(tmp_path):
     tifffile = pytest.importorskip("tifffile")
     stack = deep(26, 12, 10)
@@ -223,6 +239,23 @@ def test_tiles_of_a_tiff_are_pieces_of_the_whole(tmp_path, layout):
         assert np.array_equal(source.fetch(i).numpy(), whole[:, top : top + tall, left : left + wide])
 
 
+def test_tiles_have_the_colours_of_the_whole(tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    picture = Image.fromarray(deep(24, 24, 3).astype(np.uint8))
+    picture.convert("CMYK").save(tmp_path / "x.tif")
+    whole = decode(tmp_path / "x.tif")
+    source = opened(tmp_path, 3, tiles=16)
+    assert (source.fetch(0).float() - whole[:, :16, :16]).abs().max() <= 1
+    picture.convert("LAB").save(tmp_path / "x.tif")
+    with pytest.raises(BadImage, match="colours of the kind CIELAB"):
+        opened(tmp_path, 3, tiles=16).fetch(0)
+    # A fourth sample that is not called transparency is none
+    tifffile.imwrite(tmp_path / "x.tif", deep(24, 24, 4), photometric="rgb", extrasamples=["unspecified"])
+    assert np.array_equal(
+        opened(tmp_path, 3, range=[0, 4095]).fetch(0), levels(deep(24, 24, 4), 4095)[..., :3].transpose(2, 0, 1)
+    )
+
+
 def test_tiles_of_other_files_are_pieces_of_the_upright_image(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (40, 70, 3), dtype=np.uint8)
     turned = Image.Exif()
@@ -231,6 +264,15 @@ def test_tiles_of_other_files_are_pieces_of_the_upright_image(tmp_path):
     source, upright = opened(tmp_path, 3, tiles=32), np.rot90(pixels, -1).transpose(2, 0, 1)
     for i, (top, left, tall, wide) in enumerate(parts.boxes(70, 40, 32)):
         assert np.array_equal(source.fetch(i).numpy(), upright[:, top : top + tall, left : left + wide])
+
+
+@pytest.mark.parametrize("kind", range(14))
+def test_an_orientation_of_any_type_is_a_size(kind):
+    """Numbers of one byte are bytes in Pillow."""
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0" + struct.pack("<HHI4s", decoding.ORIENTATION, kind, 1, b"\x06") + bytes(4)
+    file = io.BytesIO()
+    Image.new("RGB", (8, 4)).save(file, "JPEG", exif=exif)
+    assert decoding.picture_size(file) in ((4, 8), (8, 4))
 
 
 def test_what_is_too_large_as_a_whole_is_read_in_tiles(tmp_path, monkeypatch):
@@ -307,7 +349,20 @@ def test_a_small_page_does_not_inflate_to_a_large_one(tmp_path):
     head = b"II*\0\x08\0\0\0" + struct.pack("<H", len(values)) + entries + bytes(4)
     (tmp_path / "x.tif").write_bytes(head.ljust(200, b"\0") + bomb)
     with pytest.raises(BadImage, match="a strip or tile of more than 128 bytes"):
-        Reading(1).decode(tmp_path / "x.tif", part=decoding.Part())
+        Reading(1).decode(tmp_path / "x.tif", part=decoding.Part(0, (0, 0, 8, 8)))
+    assert Reading(1).decode(tmp_path / "x.tif", part=decoding.Part()).shape == (1, 8, 8)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_samples_beyond_the_channels_take_no_memory(tmp_path, channels):
+    pytest.importorskip("tifffile")
+    values = {256: 20_000, 257: 5_000, 258: 16, 259: 1, 262: 1, 273: 200, 277: 60_000, 278: 5_000, 279: 8}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in values.items())
+    head = b"II*\0\x08\0\0\0" + struct.pack("<H", len(values)) + entries + bytes(4)
+    (tmp_path / "x.tif").write_bytes(head.ljust(900_000, b"\0"))
+    for part in (None, decoding.Part(), decoding.Part(0, (0, 0, 5_000, 5_000))):
+        with pytest.raises(BadImage, match="has 60000 channels"):
+            Reading(channels).decode(tmp_path / "x.tif", part=part)
 
 
 def test_jpegs_beside_pages_are_stored_as_reduced_as_they_are(tmp_path):

@@ -66,6 +66,12 @@ def text_of_png(key: str, text: str) -> PngInfo:
     return info
 
 
+def with_xmp(data: bytes, text: str) -> bytes:
+    """A JPEG with XMP before everything else."""
+    note = b"http://ns.adobe.com/xap/1.0/\0" + text.encode()
+    return data[:2] + b"\xff\xe1" + (2 + len(note)).to_bytes(2, "big") + note + data[2:]
+
+
 NOISE = Image.fromarray(noise(43, 61))
 SMOOTH = photograph(61, 43)
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
@@ -76,6 +82,7 @@ PLAIN = {
     "progressive jpeg": jpeg(NOISE, progressive=True),
     "grey jpeg": jpeg(NOISE.convert("L")),
     **{f"jpeg, orientation {number}": jpeg(NOISE, number) for number in range(2, 9)},
+    "jpeg with XMP": with_xmp(saved(NOISE, "JPEG"), 'tiff:Orientation="1"'),
     "lossy webp": saved(SMOOTH, "WEBP", quality=80),
     "poor webp": saved(NOISE, "WEBP", quality=5),
     "lossless webp": saved(NOISE, "WEBP", lossless=True),
@@ -88,6 +95,8 @@ CLEAR.putalpha(Image.fromarray(noise(43, 61)[..., 0]))
 FRAMES = {"save_all": True, "append_images": [SMOOTH]}
 NOT_PLAIN = {
     "CMYK jpeg": jpeg(NOISE.convert("CMYK")),
+    "jpeg rotated by XMP": with_xmp(saved(NOISE, "JPEG"), 'tiff:Orientation="6"'),
+    "rotated jpeg whose EXIF is not first": with_xmp(jpeg(NOISE, 6), "text"),
     "png": saved(NOISE, "PNG"),
     "grey png": saved(NOISE.convert("L"), "PNG"),
     "png of one bit": saved(NOISE.convert("1"), "PNG"),

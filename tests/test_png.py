@@ -100,7 +100,7 @@ def test_no_flipped_bit_ends_the_process_or_changes_the_pixels_in_silence(deep, 
                 continue
             if pixels.shape != whole.shape or not torch.equal(pixels, whole):
                 changed.append(bit // 8)
-    assert set(changed) <= set(range(16, 33))  # the header, whose checksum few decoders look at
+    assert not changed
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ MOST_LEVELS = 50  # of nesting
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that reads 1e-3 as a number and 2020-01-31 as a text, as people and YAML 1.2 do."""
+    """YAML that reads 1e-3 as a number, 2020-01-31 and 1:30 as texts, and 010 not as 8, as people and YAML 1.2 do."""
 
     depth = 0
 
@@ -31,7 +31,8 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def get_single_node(self) -> Any:
-        """The tree of values, if with every alias spelled out it is no more than a recipe can be."""
+        """The tree of values, if with every alias spelled out it is no more than a recipe can be, and no key is given
+        twice: of two sections of one name the first would be lost."""
         root = super().get_single_node()
         seen, waiting = 0, [(root, 1)]
         while waiting:
@@ -42,20 +43,32 @@ class _Loader(yaml.SafeLoader):
             if isinstance(node, yaml.SequenceNode):
                 waiting.extend((child, level + 1) for child in node.value)
             elif isinstance(node, yaml.MappingNode):
+                _require_different([key for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
                 waiting.extend((child, level + 1) for pair in node.value for child in pair)
         return root
 
 
+def _require_different(keys: list[yaml.ScalarNode]) -> None:
+    before = set[str]()
+    for key in keys:
+        if key.value in before:
+            raise yaml.MarkedYAMLError(problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark)
+        before.add(key.value)
+
+
 def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """The base class's own, which stay unchanged, without dates."""
+    """The base class's own, which stay unchanged, without dates and whole numbers."""
     known = yaml.SafeLoader.yaml_implicit_resolvers.items()
-    date = "tag:yaml.org,2002:timestamp"
-    return {first: [pair for pair in resolvers if pair[0] != date] for first, resolvers in known}
+    others = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:int")
+    return {first: [pair for pair in resolvers if pair[0] not in others] for first, resolvers in known}
 
 
 _Loader.yaml_implicit_resolvers = _resolvers()
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"), list("-+0123456789")
 )
 
 

@@ -50,22 +50,22 @@ def from_dataset(
 
     def fetch(index: int) -> Tensor:
         item = dataset[index]
-        return _picture(item[0] if isinstance(item, tuple | list) else item, reading, f"{name}: item {index}")
+        return _picture(item[0] if isinstance(item, tuple | list) and item else item, reading, f"{name}: item {index}")
 
     return Source(name, len(dataset), fetch, labels=labels, classes=classes)  # type: ignore[arg-type]
 
 
 def _picture(image: Any, reading: Reading, where: str) -> Tensor:
     """What a program has for an image: a tensor, an array, a Pillow image or the path of a file."""
-    if isinstance(image, Tensor):
-        return image
     if isinstance(image, str | Path):
         return reading.decode(Path(image).expanduser())
-    if isinstance(image, Image.Image):
-        return reading.pixels(image)
-    if not isinstance(image, np.ndarray):
+    if not isinstance(image, Tensor | np.ndarray | Image.Image):
         raise UserError(f"{where} is {type(image).__name__}: an image is a path, a Pillow image, an array or a tensor")
     try:
+        if isinstance(image, Image.Image):
+            return reading.pixels(image)
+        if isinstance(image, Tensor):
+            image = (image.float() if image.dtype == torch.bfloat16 else image).numpy(force=True)
         return bands.of_stack(image, reading.channels)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise UserError(f"{where}: {error}") from error

@@ -111,7 +111,7 @@ def _of_bytes(data: bytes, reading: Reading, name: str) -> Tensor:
         pixels = found.decode(data)
         if pixels is not None:
             return pixels
-    if data[dicom.MARK] == b"DICM" or (data[:4] in tiff.MAGIC and needs_tifffile(data, channels)):
+    if data[dicom.MARK] == b"DICM" or (data[:4] in tiff.MAGIC and needs_tifffile(io.BytesIO(data), channels)):
         return _of_part(io.BytesIO(data), reading, name, Part())
     if (deep := deep_colours(data, lambda width, height: _require_size((width, height), len(data), name))) is not None:
         return bands.of_array(deep, channels)
@@ -175,7 +175,7 @@ def picture_size(file: BinaryIO) -> tuple[int, int]:
     """Height and width of an image once it is upright, by its header."""
     with _large_pictures(), Image.open(file) as image:
         width, height = image.size
-        return (width, height) if image.getexif().get(ORIENTATION, 1) >= 5 else (height, width)
+        return (width, height) if image.getexif().get(ORIENTATION) in (5, 6, 7, 8) else (height, width)
 
 
 def _of_part(file: BinaryIO, reading: Reading, name: str, part: Part) -> Tensor:
@@ -188,8 +188,20 @@ def _of_part(file: BinaryIO, reading: Reading, name: str, part: Part) -> Tensor:
     if head[dicom.MARK] == b"DICM" or dicom.is_dicom(name):
         array = dicom.read_dicom(file, part.number, reading.windowed, allow)
     else:
+        first = tiff.images_in(file, reading.channels)[part.number][0]
+        if part.box is None and not needs_tifffile(file, reading.channels, first):
+            return _of_page(file, first, reading.channels, allow)
         array = tiff.read_tiff(file, part.number, reading.channels, allow, part.box)
     return bands.of_array(np.ascontiguousarray(array), reading.channels)
+
+
+def _of_page(file: BinaryIO, page: int, channels: int, allow: tiff.Allow) -> Tensor:
+    """A page of a TIFF by Pillow, which has more decoders and colours than tifffile alone."""
+    with Image.open(file) as image:
+        image.seek(page)
+        allow(*image.size)
+        ImageOps.exif_transpose(image, in_place=True)
+        return bands.of_picture(image, channels)
 
 
 def read_file(path: Path, name: str) -> bytes:

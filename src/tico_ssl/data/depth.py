@@ -51,16 +51,23 @@ def eight_bits(array: np.ndarray) -> np.ndarray:
     the maximum. Integers of 64 bits are bytes if they fit."""
     if array.dtype == np.uint8:
         return array
-    values = np.nan_to_num(array.astype(np.float64), copy=False)
-    values.clip(0, out=values)
-    largest = float(np.max(values, initial=0))
+    pieces = list(_pieces(array.shape))
+    largest = max((float(np.max(_positive(array[piece]), initial=0)) for piece in pieces), default=0.0)
     if np.issubdtype(array.dtype, np.floating):
         full = 1.0 if largest <= 1 else 255.0 if largest <= 255 else largest
     else:
         wide = array.dtype.itemsize == 8 and largest <= 255  # what numpy and torch make of plain integers
         full = 255.0 if wide else 65535.0 if largest <= 65535 else largest
-    values *= 255 / full
-    return values.round(out=values).astype(np.uint8)
+    mapped = np.empty_like(array, dtype=np.uint8)
+    for piece in pieces:
+        mapped[piece] = (_positive(array[piece]) * (255 / full)).round()
+    return mapped
+
+
+def _positive(values: np.ndarray) -> np.ndarray:
+    """Without NaN and what is below 0, in float64."""
+    values = np.nan_to_num(values.astype(np.float64), copy=False)
+    return values.clip(0, out=values)
 
 
 def to_bytes(image: Tensor, limits: Limits | None) -> Tensor:

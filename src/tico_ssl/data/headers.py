@@ -3,6 +3,7 @@
 import io
 import re
 from contextlib import suppress
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
@@ -15,23 +16,24 @@ _GAP = rb"\s+(?:#[^\n]*\n\s*)*"
 PNM = re.compile(rb"P([56])" + _GAP + rb"(\d+)" + _GAP + rb"(\d+)" + _GAP + rb"(\d+)\s")  # width, height, maximum
 
 
-def needs_tifffile(data: bytes, channels: int) -> bool:
-    """Whether Pillow would not open a TIFF, or would reduce its colours to eight bits."""
+def needs_tifffile(file: BinaryIO, channels: int, page: int = 0) -> bool:
+    """Whether Pillow would not open a page of a TIFF, or would reduce its colours to eight bits."""
     if channels not in (1, 3):
         return True
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(file) as image:
+            image.seek(page)
             bits = image.getexif().get(258, 1)
             deepest = max(bits) if isinstance(bits, tuple) else bits
             return deepest > 8 and image.mode not in DEEP_MODES
-    except (OSError, SyntaxError):
-        return _is_chained(data)
+    except (OSError, SyntaxError, EOFError):
+        return _is_chained(file)
 
 
-def _is_chained(data: bytes) -> bool:
-    """Whether bytes are a TIFF at all; Pillow tells best what is wrong with one that is not."""
+def _is_chained(file: BinaryIO) -> bool:
+    """Whether a file is a TIFF at all; Pillow tells best what is wrong with one that is not."""
     try:
-        return len(tiff.images_in(io.BytesIO(data), 3)) > 0
+        return len(tiff.images_in(file, 3)) > 0
     except Exception:
         return False
 
@@ -56,5 +58,5 @@ def is_deep(data: bytes) -> bool:
         return data[24:25] == b"\x10"
     if data[:4] in tiff.MAGIC:
         with suppress(Exception), Image.open(io.BytesIO(data)) as image:
-            return image.mode in DEEP_MODES or needs_tifffile(data, 3)
+            return image.mode in DEEP_MODES or needs_tifffile(io.BytesIO(data), 3)
     return True

@@ -1,7 +1,8 @@
 """Images as people have them: paths, Pillow images, arrays and tensors, one or many."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,40 +22,49 @@ ImageLike = Tensor | np.ndarray | Image.Image | str | Path
 
 
 def as_images(
-    given: ImageLike | Sequence[ImageLike], channels: int, limits: Limits | None = None
+    given: ImageLike | Iterable[ImageLike], channels: int, limits: Limits | None = None
 ) -> Tensor | list[Tensor]:
     """A batch (N, C, H, W) as it is, or a list of images (C, H, W) of any sizes. Tensors have their channels first and
     arrays last, unless only the other way has the right number of them; what has more than eight bits is mapped to
     bytes by `limits`, or by its own range if there are none. Without limits, float tensors are from 0 to 1."""
-    if isinstance(given, np.ndarray) and given.ndim == 4:
-        given = list(given)
-    if isinstance(given, Tensor) and given.ndim == 4:
-        if given.shape[1] == channels:
-            return _pixels(given, limits)
-        given = list(given)
-    if isinstance(given, Tensor | np.ndarray | Image.Image | str | Path):
-        given = [given]
-    if len(given) == 0:
+    if isinstance(given, Tensor) and given.ndim == 4 and given.shape[1] == channels and len(given) > 0:
+        return _pixels(_plain(given), limits)
+    batch = isinstance(given, Tensor | np.ndarray) and given.ndim == 4
+    several = batch or (isinstance(given, Iterable) and not isinstance(given, ImageLike))
+    items: Any = given if several else [given]
+    images = [_one(image, channels, limits) for image in items]
+    if not images:
         raise UserError("no images are given")
-    return [_one(image, channels, limits) for image in given]
+    return images
 
 
-def _one(image: ImageLike, channels: int, limits: Limits | None) -> Tensor:
+def _one(image: Any, channels: int, limits: Limits | None) -> Tensor:
     if isinstance(image, str | Path):
         reading = Reading(channels, windowed=limits is None)
         return to_bytes(values(Path(image).expanduser(), reading), limits)
-    if isinstance(image, Image.Image):
-        return to_bytes(bands.of_picture(ImageOps.exif_transpose(image), channels), limits)
-    if isinstance(image, np.ndarray):
-        array = image if image.ndim == 3 else image[..., None]
-        last = array.shape[-1] in (channels, 1)
-        if limits is None or array.dtype == np.uint8:
-            return _with_channels(torch.from_numpy(eight_bits(array).copy()), channels, last)
-        return to_bytes(_with_channels(torch.from_numpy(native(array).copy()), channels, last), limits)
+    try:
+        if isinstance(image, Image.Image):
+            return to_bytes(bands.of_picture(ImageOps.exif_transpose(image), channels), limits)
+        if isinstance(image, np.ndarray):
+            array = native(image if image.ndim == 3 else image[..., None])
+            last = array.shape[-1] in (channels, 1)
+            if limits is None or array.dtype == np.uint8:
+                return _with_channels(torch.from_numpy(eight_bits(array).copy()), channels, last)
+            return to_bytes(_with_channels(torch.from_numpy(array.copy()), channels, last), limits)
+    except ValueError as error:
+        raise UserError(f"an image cannot be used: {error}") from error
     if isinstance(image, Tensor):
-        tensor = image if image.ndim == 3 else image[None]
+        tensor = _plain(image) if image.ndim == 3 else _plain(image)[None]
         return _pixels(_with_channels(tensor, channels, last=tensor.shape[0] not in (channels, 1)), limits)
     raise UserError(f"an image is a path, a Pillow image, an array or a tensor, not {type(image).__name__}")
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """A dense tensor of numbers."""
+    if tensor.dtype == torch.bool or tensor.is_complex() or tensor.layout != torch.strided:
+        kind = tensor.dtype if tensor.layout == torch.strided else tensor.layout
+        raise UserError(f"a tensor of {kind}: bytes, or floats from 0 to 1, are needed")
+    return tensor
 
 
 def _pixels(tensor: Tensor, limits: Limits | None) -> Tensor:

@@ -24,7 +24,7 @@ def labels_of(dataset: Any) -> Labels:
         labels, classes = _numbered(read)
     if labels is not None and labels.ndim == 1 and bool((labels < 0).any()):
         labels = None  # torchvision's mark for unlabelled images; in multi-label data, -1 means absent
-    return labels, tuple(str(name) for name in getattr(dataset, "classes", classes))
+    return labels, classes or _classes(dataset)
 
 
 def one_or_several(labels: Tensor) -> Tensor:
@@ -40,16 +40,24 @@ def _listed(dataset: Any) -> Labels:
     if isinstance(dataset, ConcatDataset):
         known = [_listed(part) for part in dataset.datasets]
         found = [labels for labels, _ in known if labels is not None]
-        return (torch.cat(found) if len(found) == len(known) else None), known[0][1]
-    classes = tuple(str(name) for name in getattr(dataset, "classes", ()))
-    for name in (name for name in LISTED if getattr(dataset, name, None) is not None):
-        return one_or_several(torch.as_tensor(np.asarray(getattr(dataset, name)), dtype=torch.int64)), classes
+        alike = len({classes for _, classes in known}) == 1  # else a number may mean several classes
+        return (torch.cat(found), known[0][1]) if alike and len(found) == len(known) else (None, ())
+    classes = _classes(dataset)
+    for given in (getattr(dataset, name, None) for name in LISTED):
+        if isinstance(given, Sequence | np.ndarray | Tensor):
+            labels, names = _numbered(given)
+            return labels, names or classes
     if isinstance(dataset, TensorDataset):
         return _numbered(list(dataset.tensors[1]) if len(dataset.tensors) > 1 else [])
     for samples in (getattr(dataset, name, None) or [] for name in SAMPLES):
         if all(map(_is_pair, samples[:1])) and samples:
-            return _numbered([sample[1] for sample in samples])[0], classes
+            labels, names = _numbered([sample[1] for sample in samples])
+            return labels, names or classes
     return None, classes
+
+
+def _classes(dataset: Any) -> tuple[str, ...]:
+    return tuple(str(name) for name in getattr(dataset, "classes", None) or ())
 
 
 def _of_items(dataset: Any) -> list[Any] | None:
@@ -63,16 +71,19 @@ def _is_pair(item: Any) -> bool:
     return isinstance(item, tuple | list) and len(item) > 1
 
 
-def _numbered(given: Sequence[Any]) -> Labels:
+def _numbered(given: Sequence[Any] | np.ndarray | Tensor) -> Labels:
     """Class numbers as they are, names of classes by their order; None of anything else."""
-    if given and all(isinstance(label, str) for label in given):
+    if isinstance(given, np.ndarray) and given.dtype.kind in "UO":
+        given = given.tolist()
+    if isinstance(given, Sequence) and given and all(isinstance(label, str) for label in given):
         classes = tuple(sorted(set(given)))
         number = {name: place for place, name in enumerate(classes)}
         return torch.tensor([number[name] for name in given]), classes
     try:
-        array = np.asarray([np.asarray(label) for label in given])
+        array = np.asarray([np.asarray(label) for label in given] if isinstance(given, Sequence) else given)
     except (ValueError, TypeError):  # of different shapes
         return None, ()
-    if array.dtype.kind not in "iub" or array.ndim not in (1, 2) or not len(array):
+    whole = array.dtype.kind in "iub" or (array.dtype.kind == "f" and array.ndim == 1 and bool((array % 1 == 0).all()))
+    if not whole or array.ndim not in (1, 2) or not len(array):
         return None, ()
     return one_or_several(torch.from_numpy(array.astype(np.int64))), ()

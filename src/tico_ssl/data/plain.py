@@ -5,6 +5,8 @@ Libraries that go straight to tensors decode them bitwise-identical to Pillow in
 library lacks a decoder.
 """
 
+import re
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Literal, NamedTuple
 
@@ -14,6 +16,9 @@ from tico_ssl.data.codecs import decoder_of
 from tico_ssl.data.headers import JPEG
 
 ANIMATED, XMP, EXIF, TRANSPARENT = 0x02, 0x04, 0x08, 0x10  # flags of an extended WebP
+NOTES, SCAN = 0xE1, 0xDA  # markers of a JPEG: EXIF or XMP, and the pixels
+EXIF_NOTE = b"Exif\0\0"
+TURNED_BY_XMP = re.compile(rb'tiff:Orientation(?:="|>)[2-8]')  # as Pillow reads it
 
 
 class Plain(NamedTuple):
@@ -34,7 +39,7 @@ class Plain(NamedTuple):
 def plain(data: bytes) -> Plain | None:
     """The header of a plain image; None if it is another one."""
     if (frame := jpeg_frame(data)) is not None:
-        return Plain("jpeg", *frame[:2]) if frame[2] in (1, 3) else None
+        return Plain("jpeg", *frame[:2]) if frame[2] in (1, 3) and _is_turned_by_first_exif(data) else None
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP" and (size := _webp_size(data)) is not None:
         return Plain("webp", *size)
     return None
@@ -42,16 +47,32 @@ def plain(data: bytes) -> Plain | None:
 
 def jpeg_frame(data: bytes) -> tuple[int, int, int] | None:
     """Height, width and number of components of a JPEG, by its header; None if it is none, or has none."""
-    if data[:3] != JPEG:
-        return None
-    at = 2
-    while data[at : at + 1] == b"\xff" and at + 10 <= len(data):
-        marker = data[at + 1]
+    for marker, at in _segments(data):
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # a frame: its size and components
             height, width = (int.from_bytes(data[at + k : at + k + 2], "big") for k in (5, 7))
             return height, width, data[at + 9]
-        at += 1 if marker == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
     return None
+
+
+def jpeg_notes(data: bytes) -> list[bytes]:
+    """What a JPEG says of itself in EXIF and XMP, its orientation among it."""
+    found = (at for marker, at in _segments(data) if marker == NOTES)
+    return [data[at + 4 : at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")] for at in found]
+
+
+def _segments(data: bytes) -> Iterator[tuple[int, int]]:
+    """Markers of a JPEG before its pixels, and where they are."""
+    at = 2 if data[:3] == JPEG else len(data)
+    while data[at : at + 1] == b"\xff" and at + 10 <= len(data) and data[at + 1] != SCAN:
+        yield data[at + 1], at
+        at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+
+
+def _is_turned_by_first_exif(data: bytes) -> bool:
+    """Whether the orientation of a JPEG, if it has one, is where torchvision looks for it."""
+    notes = jpeg_notes(data)
+    others = notes[1:] if notes and notes[0].startswith(EXIF_NOTE) else notes
+    return not any(note.startswith(EXIF_NOTE) or TURNED_BY_XMP.search(note) for note in others)
 
 
 def _webp_size(data: bytes) -> tuple[int, int] | None:

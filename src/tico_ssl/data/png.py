@@ -64,7 +64,7 @@ def decode(data: bytes) -> Tensor:
     for name, body in _chunks(data):
         if name == b"IDAT":
             pixels.append(body)
-        elif header.colours in (GREY, RGB) and len(body) == 2 * header.channels:
+        elif name == b"tRNS" and header.colours in (GREY, RGB) and len(body) == 2 * header.channels:
             transparent = _chunk(name, body)
     rows = zlib.compress(_rows(b"".join(pixels), header), level=0)
     parts = (
@@ -84,7 +84,7 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         if begun and name != b"IDAT":
             return
         begun = name == b"IDAT"
-        if begun or name == b"tRNS":
+        if begun or name in (b"IHDR", b"tRNS"):
             if end + 4 > len(data):
                 raise ValueError("image file is truncated")
             if data[end : end + 4] != zlib.crc32(data[at + 4 : end]).to_bytes(4, "big"):

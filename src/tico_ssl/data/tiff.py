@@ -16,6 +16,9 @@ MOST_PAGES = 100_000  # per file; more are a mistake or an attack
 KIND, WIDTH, HEIGHT, SAMPLES = 254, 256, 257, 277  # numbers of tags
 INTEGERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # types of the values of tags
 DEFLATE, LZMA = (8, 32946), 34925  # compressions
+LOSSLESS = (1, 5, 32773, 50000, LZMA, *DEFLATE)  # those that leave colours to the reader
+RGB, CMYK, YCBCR, LAB = 2, 5, 6, (8, 9, 10)  # kinds of colours
+TRANSPARENCY = (1, 2)  # kinds of a further sample
 Allow = Callable[[int, int], None]
 Box = tuple[int, int, int, int]
 """Top, left, height and width of a part of an image."""
@@ -104,7 +107,13 @@ def read_tiff(file: BinaryIO, number: int, channels: int, allow: Allow, box: Box
     places = images_in(file, channels)[number]
     file.seek(0)
     with tifffile.TiffFile(file) as tiff:
-        parts = [_values(tiff.pages[place], allow, box) for place in places]
+        pages: list[Any] = [tiff.pages[place] for place in places]
+        found = sum(page.samplesperpixel for page in pages)
+        if found != channels and not (channels in (1, 3) and found <= 4):  # before memory is taken for so many
+            raise ValueError(f"has {found} channels, while backbone.channels is {channels}")
+        parts = [_values(page, allow, box) for page in pages]
+        if channels in (1, 3):
+            parts[0] = _colours(parts[0], pages[0])
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
 
 
@@ -124,6 +133,19 @@ def _values(page: Any, allow: Allow, box: Box | None) -> np.ndarray:
         array = (np.moveaxis(page.colormap[:, array[..., 0]], 0, -1) >> 8).astype(np.uint8)
     orientation = page.tags.get("Orientation")
     return array if orientation is None or box is not None else _upright(array, int(orientation.value))
+
+
+def _colours(array: np.ndarray, page: Any) -> np.ndarray:
+    """Grey or RGB, with or without transparency."""
+    if page.photometric == CMYK and array.shape[-1] == 4 and array.dtype.kind == "u":
+        full = np.iinfo(array.dtype).max
+        light = full - array.astype(np.float64)
+        array = (light[..., :3] * light[..., 3:] / full).round().astype(array.dtype)
+    elif page.photometric in (CMYK, *LAB) or (page.photometric == YCBCR and page.compression in LOSSLESS):
+        raise ValueError(f"colours of the kind {page.photometric.name}")
+    elif page.photometric == RGB and array.shape[-1] == 4 and not {*page.extrasamples} & {*TRANSPARENCY}:
+        array = array[..., :3]
+    return array
 
 
 def _part(page: Any, box: Box) -> np.ndarray:

@@ -53,10 +53,11 @@ class Backbone(nn.Module):
             return self.network(images)  # type: ignore[no-any-return]
         return torch.cat([self.network(view) for view in images.chunk(views)])
 
-    def preprocess(self, images: ImageLike | Sequence[ImageLike]) -> Tensor:
+    @torch.no_grad()
+    def preprocess(self, images: ImageLike | Iterable[ImageLike]) -> Tensor:
         """Network input (N, C, size, size) from images of any size: centre crop, bicubic resize, normalisation. An
         image is a path, a Pillow image, an array (H, W, C) or a tensor (C, H, W), of bytes or of floats from 0 to 1;
-        one of them, a list, or a batch of one size."""
+        one of them, several, or a batch of one size."""
         ready = as_images(images, self.config.channels, self.limits)
         return operations.normalise(centre_crop(ready, self.image_size), self.mean, self.std)
 

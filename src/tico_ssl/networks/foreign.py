@@ -45,9 +45,15 @@ def read_tensors(path: Path) -> Tensors:
         raise UserError(f"{path}: not a weights file that is safe to load ({reason})") from error
     while isinstance(found, dict) and (inner := [found[key] for key in INSIDE if isinstance(found.get(key), dict)]):
         found = inner[0]
-    tensors = {k: v for k, v in found.items() if isinstance(v, Tensor)} if isinstance(found, dict) else {}
+    named = found.items() if isinstance(found, dict) else ()
+    tensors = {name: value for name, value in named if isinstance(name, str) and isinstance(value, Tensor)}
     if not tensors:
         raise UserError(f"{path}: contains no named tensors")
+    for name, value in tensors.items():
+        if value.layout != torch.strided or value.is_meta or value.is_quantized or value.is_complex():
+            raise UserError(
+                f"{path}: {name} is sparse, quantised, complex or without values; weights are plain numbers"
+            )
     return tensors
 
 

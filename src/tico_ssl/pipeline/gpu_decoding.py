@@ -21,7 +21,7 @@ from torch import Tensor
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.bad_files import BadFiles, in_order, readable
 from tico_ssl.data.decoding import MOST_PIXELS, ORIENTATION, BadImage
-from tico_ssl.data.plain import jpeg_frame
+from tico_ssl.data.plain import jpeg_frame, jpeg_notes
 from tico_ssl.data.ragged import Ragged
 from tico_ssl.data.source import Source
 from tico_ssl.runtime.errors import UserError
@@ -142,7 +142,7 @@ def is_plain(content: bytes) -> bool:
         return False
     if b"\xff\xd9" not in content[-TAIL:]:
         return False
-    if b"Exif\0\0" not in content[: 2**16]:
+    if not jpeg_notes(content):
         return True
     try:
         with Image.open(io.BytesIO(content)) as image:

@@ -40,7 +40,7 @@ def smaller_than_needed(reduced: Reduced | None, size: int) -> str | None:
 def centre_crop(images: Tensor | Sequence[Tensor], size: int) -> Tensor:
     """The central square of every image, resized (antialiased bicubic). A batch of the right size is kept whole."""
     if isinstance(images, Tensor) and images.shape[-2:] == (size, size):
-        return images.float() / 255 if images.dtype == torch.uint8 else images
+        return images.float() if images.is_floating_point() else images.float() / 255
     shapes = torch.tensor([image.shape[-2:] for image in images])
     exact = (shapes == size).all(dim=1)
     side = torch.where(exact, size, (shapes.amin(dim=1) * KEPT).round().clamp_min(1))

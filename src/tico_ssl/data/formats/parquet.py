@@ -199,6 +199,8 @@ def describe(blob: Blob) -> File:
     rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
         raise UserError(f"{blob}: damaged, its groups have {counted(sum(rows), 'row')} and not {metadata.num_rows}")
+    if len(set(schema.names)) < len(schema.names):
+        raise UserError(f"{blob}: two columns have the same name; columns: {', '.join(schema.names)}")
     image = _image_column(schema)
     if image is None:
         columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
