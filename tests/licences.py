@@ -13,12 +13,15 @@ KNOWN = re.compile(
     re.IGNORECASE,
 )
 COPYLEFT = re.compile(r"\b(A?GPL|GNU (Affero )?General|SSPL|EUPL)", re.IGNORECASE)
+STATED = {"atheris": "Apache-2.0"}  # by packages that do not say so in their metadata: in their repository
 OF_TORCH = re.compile(r"nvidia-|cuda-")
 
 
 def licence(package: metadata.Distribution) -> str:
     """What a package says of its licence: an expression, else its classifiers and the first line of a text."""
     about = package.metadata
+    if about["Name"] in STATED:
+        return STATED[about["Name"]]
     if expression := about.get("License-Expression"):
         return str(expression)
     classifiers = [line for line in about.get_all("Classifier") or [] if line.startswith("License ::")]

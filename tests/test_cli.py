@@ -197,6 +197,7 @@ def test_describe_with_changes(tico):
 def test_an_unknown_recipe():
     assert "did you mean 'demo'" in error_of("pretrain", "demmo")
     assert "did you mean 'demo'" in error_of("describe", "demmo")
+    assert "did you mean 'cifar10/byol' or 'imagenet/byol'" in error_of("describe", "byol")
     assert "mine.yaml" in error_of("pretrain", "mine.yaml")
 
 

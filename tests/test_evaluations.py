@@ -193,7 +193,8 @@ def test_embed_writes_features_with_names(run, folder_of_images, tmp_path, suffi
         with np.load(out) as archive:
             names, labels, features = archive["names"].tolist(), archive["labels"], archive["features"]
     elif suffix in (".csv", ".npy"):
-        header, *rows = [line.split(",") for line in out.with_suffix(".csv").read_text().splitlines()]
+        table = out.with_name("features.npy.csv") if suffix == ".npy" else out
+        header, *rows = [line.split(",") for line in table.read_text().splitlines()]
         assert header[:5] == ["path", "split", "label", "class", "feature_0"][: 5 if suffix == ".csv" else 4]
         assert rows[0][1:4] == ["train", "0", "cats"]
         names, labels = [row[0] for row in rows], [int(row[2]) for row in rows]

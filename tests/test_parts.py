@@ -73,6 +73,8 @@ def test_values_of_dicom_are_in_the_units_of_the_modality(tmp_path):
     path = dicom(tmp_path / "y.dcm", array, RescaleSlope=0.5, RescaleIntercept=0)
     assert np.array_equal(Reading(1).decode(path)[0].numpy(), array / 2)
     assert np.array_equal(Reading(3).decode(path).numpy(), np.stack([array / 2] * 3))
+    path = dicom(tmp_path / "z.dcm", array, RescaleSlope=1_000_000, RescaleIntercept=-1e12)
+    np.testing.assert_allclose(Reading(1).decode(path)[0].numpy(), array * 1e6 - 1e12, rtol=1e-6)
 
 
 def test_a_window_is_applied_unless_a_range_is_given(tmp_path):

@@ -82,9 +82,11 @@ def _rescaled(array: np.ndarray, header: Any) -> np.ndarray:
     slope, intercept = float(header.get("RescaleSlope") or 1), float(header.get("RescaleIntercept") or 0)
     if not math.isfinite(slope) or not math.isfinite(intercept):
         raise ValueError(f"rescale slope {slope} and intercept {intercept}")
-    if array.dtype.kind in "ui" and slope.is_integer() and intercept.is_integer():
-        if (slope, intercept) == (1, 0):
-            return array if array.dtype.itemsize <= 4 else array.astype(np.int32)
+    whole = array.dtype.kind in "ui" and slope.is_integer() and intercept.is_integer()
+    if whole and (slope, intercept) == (1, 0) and array.dtype.itemsize <= 4:
+        return array
+    largest = max(int(array.max(initial=0)), -int(array.min(initial=0))) if whole else 0
+    if whole and largest * abs(slope) + abs(intercept) < 2**31:
         return (array.astype(np.int64) * int(slope) + int(intercept)).astype(np.int32)
     return (array.astype(np.float64) * slope + intercept).astype(np.float32)
 

@@ -59,9 +59,9 @@ class Table:
 
 
 def write_table(table: Table, out: Path) -> None:
-    """Write a table in the format of the file's ending, whole or not at all. Of .npy, names are in a .csv beside it."""
+    """Write a table in the format of the file's ending, whole or not at all. Of .npy, names are in a file .npy.csv."""
     if out.suffix == ".npy":
-        with written_atomically(out.with_suffix(".csv")) as temporary:
+        with written_atomically(out.with_name(f"{out.name}.csv")) as temporary:
             _write_csv(temporary, table, features=False)
     with written_atomically(out, alone=True) as temporary:
         WRITERS[out.suffix](temporary, table)

@@ -54,11 +54,11 @@ class Interrupted(KeyboardInterrupt):
 
 
 def suggestion(name: str, valid: Iterable[str]) -> str:
-    """'; did you mean X?' for a similar valid name, else the list of valid names."""
+    """'; did you mean X?' for a similar valid name or those that it is the end of, else the list of valid names."""
     valid = sorted(valid)
     near = get_close_matches(name, valid, n=1, cutoff=0.6)
-    if near:
-        return f"; did you mean '{near[0]}'?"
+    if near := [one for one in valid if one.endswith(f"/{name}")] or near:
+        return f"; did you mean {' or '.join(map(repr, near))}?"
     return f"; valid: {', '.join(valid)}" if valid else ""
 
 
