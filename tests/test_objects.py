@@ -86,7 +86,7 @@ def test_items_may_be_tensors_of_any_layout():
         Image.new("RGB", (0, 0)),
         (),
     ],
-    ids=repr,
+    ids=lambda wrong: type(wrong).__name__,
 )
 def test_items_that_are_no_images_are_named(wrong):
     with pytest.raises(UserError, match="item 0"):
