@@ -97,7 +97,7 @@ def test_features_in_blocks_are_those_of_the_whole(model, photos, tmp_path, smal
 
 def test_features_are_those_of_the_backbone(model, photos, tmp_path):
     embed(model, str(photos), tmp_path / "f.npy")
-    backbone, rows = load_backbone(model), read_csv(tmp_path / "f.csv")
+    backbone, rows = load_backbone(model), read_csv(tmp_path / "f.npy.csv")
     for place in (0, 21, 22, 38):
         expected = backbone(backbone.preprocess(photos / rows[place]["path"])).detach().numpy()[0]
         np.testing.assert_allclose(np.load(tmp_path / "f.npy")[place], expected, atol=1e-5)
@@ -211,7 +211,7 @@ def test_search_is_brute_force_and_quick_the_second_time(model, photos, tmp_path
     smooth(99).save(asked[1])
     found = search(model, str(photos), asked, top=5, out=tmp_path / "out")
     embed(model, str(photos), tmp_path / "f.npy")
-    paths = [row["path"] for row in read_csv(tmp_path / "f.csv")]
+    paths = [row["path"] for row in read_csv(tmp_path / "f.npy.csv")]
     backbone = load_backbone(model)
     for query, one in zip(asked, found, strict=True):
         expected = unit(np.load(tmp_path / "f.npy")) @ unit(backbone(backbone.preprocess(query)).detach())[0]
