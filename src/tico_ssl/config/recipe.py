@@ -16,7 +16,7 @@ import yaml
 from pydantic import Field, create_model, model_validator
 
 from tico_ssl.config import catalogue
-from tico_ssl.config.section import MethodConfig, Section, validate
+from tico_ssl.config.section import MethodConfig, Section, ViewShape, validate
 from tico_ssl.config.sections import IMAGENET_MEAN, BackboneConfig, DataConfig, OptimizerConfig, TrainingConfig
 from tico_ssl.config.views import ViewPolicy, named_policy
 from tico_ssl.config.yaml_text import MOST_BYTES, parse_yaml
@@ -72,12 +72,9 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
-    def _enough_views(self) -> "Recipe":
-        views = sum(policy.count for policy in self.views)
-        if views < self.method.minimum_views:
-            raise ValueError(
-                f"method {self.method.name} needs {self.method.minimum_views} views, 'views' makes {views}"
-            )
+    def _views(self) -> "Recipe":
+        shapes = [(ViewShape(view.side(self.data.image_size), view.jigsaw**2), view.count) for view in self.views]
+        self.method.check_views([shape for shape, count in shapes for _ in range(count)])
         return self
 
 

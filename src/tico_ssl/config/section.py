@@ -1,10 +1,12 @@
 """The base of every part of a recipe: strict, frozen, documented by the strings under its fields."""
 
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tico_ssl.runtime.errors import UserError, suggestion
+from tico_ssl.runtime.wording import counted
 
 
 class Section(BaseModel):
@@ -20,6 +22,13 @@ class Section(BaseModel):
     )
 
 
+class ViewShape(NamedTuple):
+    """What a step gets as one view: an image of `side` pixels, or, with `pieces` above 0, a jigsaw of as many."""
+
+    side: int
+    pieces: int = 0
+
+
 class MethodConfig(Section):
     """Settings that all methods have."""
 
@@ -31,6 +40,20 @@ class MethodConfig(Section):
     def check_batch(self, batch: int, together: int) -> None:
         """Raise UserError if the method cannot take steps of `batch` images, of which `together` go through the
         networks at once: those of a process, or of one of its parts."""
+
+    def check_views(self, views: Sequence[ViewShape]) -> None:
+        """Raise UserError if the method cannot train on `views`. By default it needs `minimum_views` of them, images
+        and not jigsaws, and further ones may be anything."""
+        if len(views) < self.minimum_views:
+            raise UserError(
+                f"method {self.name} needs {counted(self.minimum_views, 'view')}, 'views' makes {len(views)}"
+            )
+        self.check_images(views[: self.minimum_views])
+
+    def check_images(self, views: Sequence[ViewShape]) -> None:
+        """Raise UserError if one of `views` is a jigsaw."""
+        if jigsaws := [number for number, view in enumerate(views, 1) if view.pieces]:
+            raise UserError(f"method {self.name} needs images, view {jigsaws[0]} of 'views' is a jigsaw")
 
 
 S = TypeVar("S", bound=Section)

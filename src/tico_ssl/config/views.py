@@ -22,7 +22,7 @@ Interpolation = Literal["bicubic", "bilinear"]
 class ViewPolicy(Section):
     """One view, in the order of BYOL: crop, flip, (jigsaw,) colour jitter, greyscale, blur, solarise, normalise."""
 
-    count: Annotated[int, Field(ge=1)] = 1
+    count: Annotated[int, Field(ge=1, le=256)] = 1
     """Number of views with this policy."""
     size: Annotated[int, Field(ge=1)] | None = None
     """Side of the square view in pixels; default: data.image_size."""

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from tico_ssl.config.section import MethodConfig
+from tico_ssl.config.section import MethodConfig, ViewShape
 from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput, width_of
 from tico_ssl.methods._embeddings import unit
 from tico_ssl.methods._queue import mean_cosine
@@ -104,6 +104,12 @@ class Config(MethodConfig):
     loss: Literal["nce", "softmax", "cross-entropy"] = "nce"
     """Noise-contrastive estimation with a constant normalisation (the authors' code), with a softmax (the paper's
     formula), or cross entropy of the softmax alone (InfoNCE)."""
+
+    def check_views(self, views: Sequence[ViewShape]) -> None:
+        """An image, and a jigsaw of as many pieces as its head takes."""
+        if [view.pieces for view in views[:2]] != [0, self.pieces]:
+            pieces = counted(self.pieces, "piece")
+            raise UserError(f"PIRL's first view must be an image, its second a jigsaw of {pieces}: views=pirl")
 
 
 class PIRL(Method):

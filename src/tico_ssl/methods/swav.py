@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from tico_ssl.config.section import MethodConfig
+from tico_ssl.config.section import MethodConfig, ViewShape
 from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput, width_of
 from tico_ssl.methods._embeddings import at_least_float32
 from tico_ssl.methods._queue import mean_cosine
@@ -122,6 +122,11 @@ class Config(MethodConfig):
     """Number of earlier images in the assignments, for small batches (3840 for a batch of 256); 0: none."""
     queue_start: Annotated[int, Field(ge=0)] = 0
     """Steps before the queue is used, once it is full. During warm-up it can make training collapse."""
+
+    def check_views(self, views: Sequence[ViewShape]) -> None:
+        """Images only: all of them predict."""
+        super().check_views(views)
+        self.check_images(views)
 
     def check_batch(self, batch: int, together: int) -> None:
         """A queue, if there is one, that has room for a batch."""

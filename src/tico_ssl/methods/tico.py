@@ -15,14 +15,14 @@ and over several processes only the d x d matrix B is averaged; embeddings are n
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from tico_ssl.config.section import MethodConfig
+from tico_ssl.config.section import MethodConfig, ViewShape
 from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput, width_of
 from tico_ssl.methods._embeddings import unit
 from tico_ssl.networks.backbones import Backbone
@@ -195,6 +195,12 @@ class Config(MethodConfig):
     network, which saves a pass over each activation and changes the method."""
     view_order: Literal["fixed", "swapped", "alternate"] = "fixed"
     """View of the online network: the first, the second, or alternating between steps."""
+
+    def check_views(self, views: Sequence[ViewShape]) -> None:
+        """Two images; of one size, if they change places."""
+        super().check_views(views)
+        if self.view_order != "fixed" and views[0].side != views[1].side:
+            raise UserError(f"method.view_order={self.view_order} needs two views of the same size")
 
 
 class TiCo(Method):
