@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,7 @@ import warnings
 from array import array
 from bisect import bisect_right
 from dataclasses import replace
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -538,3 +540,19 @@ def test_two_commands_never_write_one_file(tmp_path):
         other.communicate(b"\n")
     assert journal.read_bytes() == before
     assert pack(source, out, 16).resumed_from == 1
+
+
+@pytest.mark.parametrize("kind", ["chunk", "size"])
+def test_a_bad_file_is_left_out_also_if_its_size_cannot_be_known(kind, tmp_path):
+    """Pillow fails on these otherwise than with an OSError."""
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
+    content = bytearray((tmp_path / "a.png").read_bytes())
+    if kind == "size":
+        content[16:24] = struct.pack(">II", 40_000, 40_000)
+        content[29:33] = struct.pack(">I", crc32(content[12:29]))
+    else:  # pixels that end too early, after which no chunk begins
+        content[content.index(b"IDAT") - 1] -= 8
+    (tmp_path / "b.png").write_bytes(content)
+    source = open_source(DataConfig(source=str(tmp_path)))
+    report = pack(source, tmp_path / "x.tico", 16)
+    assert (report.images, [name for name, _ in report.bad]) == (1, ["b.png"])

@@ -161,14 +161,13 @@ def original_side(source: Source) -> int:
 def _stored_side(source: Source, place: int) -> int | None:
     """The shorter side of an image: of a file by its header, since large JPEGs are decoded at a fraction of their
     size."""
-    name = source.names(place)
-    with suppress(BadImage, OSError, ValueError):
+    with suppress(Exception):  # decoders fail in many ways; then the pixels tell
         if source.files is not None:
-            with suppress(OSError, ValueError), open_file(source.files(place), name) as file:  # else its pixels tell
+            with open_file(source.files(place), source.names(place)) as file:
                 return min(picture_size(file))
-        elif source.content is not None:
-            with suppress(OSError, ValueError):
-                return min(picture_size(io.BytesIO(source.content(place))))
+        if source.content is not None:
+            return min(picture_size(io.BytesIO(source.content(place))))
+    with suppress(OSError, ValueError):
         return min(source.fetch(place).shape[1:])
     return None
 
