@@ -542,6 +542,21 @@ def test_two_commands_never_write_one_file(tmp_path):
     assert pack(source, out, 16).resumed_from == 1
 
 
+def test_a_file_is_one_command_s_until_it_has_its_name(tmp_path, monkeypatch):
+    """Also while the last of it is written to the disk, which may take long."""
+    out, sync, seen = tmp_path / "a.tico", os.fsync, []
+    lock = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'ab'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+
+    def syncing(file: int) -> None:
+        seen.append(subprocess.run([sys.executable, "-c", lock, f"{out}.journal"], capture_output=True).returncode)
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    pack(source_of(pictures(4)), out, 16)
+    assert seen and 0 not in seen
+    assert [*tmp_path.iterdir()] == [out]
+
+
 @pytest.mark.parametrize("kind", ["chunk", "size"])
 def test_a_bad_file_is_left_out_also_if_its_size_cannot_be_known(kind, tmp_path):
     """Pillow fails on these otherwise than with an OSError."""

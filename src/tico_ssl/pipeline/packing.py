@@ -270,12 +270,13 @@ class Unfinished:
         what |= {"shorter": shorter} if shorter > size else {}
         version, text = SPLIT if splits or shorter > size else PLAIN, json.dumps(what).encode()
         self.data.write(text)
-        self.close()
+        self.data.close()
         with self.paths[0].open("r+b", buffering=0) as file:
             file.write(first_page(PREAMBLE.pack(MAGIC, version, crc32(text), end, len(text), end + len(text))))
             os.fsync(file.fileno())
         os.replace(self.paths[0], self.out)  # noqa: PTH105 - atomic
-        self.paths[1].unlink()
+        self.close()  # the lock lasts until here
+        self.paths[1].unlink(missing_ok=True)
         return end + len(text)
 
     def close(self) -> None:
