@@ -8,6 +8,7 @@ the base's.
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -198,11 +199,15 @@ def _with_method(values: dict[str, Any], name: Any, notes: list[str]) -> dict[st
     return values | {"method": {"name": name}}
 
 
-def _extends(name: str, old: str) -> bool:
+def _extends(name: str, old: Any) -> bool:
     """Whether a method has the settings of another one, and further ones: its `Config` is derived from the other's."""
-    kind = catalogue.declaration("methods", name, "Config")
-    its, other = kind.__mro__, (catalogue.import_path("methods", old), "Config")
-    return any((base.__module__, base.__name__) == other for base in its)
+    if not isinstance(old, str):
+        return False
+    with suppress(UserError):  # a method that is replaced in the end need not exist
+        kind = catalogue.declaration("methods", name, "Config")
+        other = (catalogue.import_path("methods", old), "Config")
+        return any((base.__module__, base.__name__) == other for base in kind.__mro__)
+    return False
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
