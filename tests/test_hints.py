@@ -92,7 +92,7 @@ def test_keys_and_images_in_the_wrong_place_are_recognised(tmp_path):
 
 
 def test_a_file_that_cannot_be_written_has_the_name_that_was_given():
-    for name in ("a/p.png.f807efec.tmp", "a/p.png.partial", "a/p.png"):
+    for name in ("a/p.png.f807efec.tmp", "a/p.png.tmp", "a/p.png.partial", "a/p.png"):
         assert refusal(PermissionError(errno.EACCES, "Permission denied", name)).startswith(
             "a/p.png: Permission denied"
         )
