@@ -165,6 +165,15 @@ def test_what_a_killed_command_was_writing_is_overwritten(tmp_path, monkeypatch)
     assert [*tmp_path.iterdir()] == [file]
 
 
+def test_both_files_of_npy_features_overwrite_what_a_killed_command_left(tmp_path):
+    album = Album((Part("train", Source("images", 2, torch.zeros, names=str)),))
+    names = ["features.npy", "features.npy.csv"]
+    for name in names:
+        (tmp_path / f"{name}.tmp").write_text("cut off")
+    write_table(Table(album, torch.arange(2), torch.zeros(2, 3)), tmp_path / "features.npy")
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_files_have_the_permissions_of_the_umask(run, images, tmp_path, capsys, name):
     before = os.umask(0o027)
