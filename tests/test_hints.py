@@ -82,8 +82,8 @@ def test_a_proposal_can_be_carried_out_whatever_is_wrong_with_the_images(tmp_pat
     def said(folder: str) -> str:
         return CliRunner().invoke(app, ["data", "check", str(tmp_path / folder)]).output
 
-    assert "next       more images: 1 image to train on, and a batch has at least 2" in said("one")
-    assert "next       more images: 1 image" in said("some")
+    assert "next       add images: a batch needs at least 2, and 1 can be read" in said("one")
+    assert "next       add images: " in said("some")
     assert "training.batch_size=4 data.most_bad=0.17" in said("five")  # one of six
 
 

@@ -68,7 +68,7 @@ def _training(source: str, images: int, report: "CheckReport", channels: int) ->
 
     bad = {place for place in report.bad_places if place < images}
     if (good := images - len(bad)) < FEWEST:
-        return f"more images: {counted(good, 'image')} to train on, and a batch has at least {FEWEST}"
+        return f"add images: a batch needs at least {FEWEST}, and {good} can be read"
     recipe, *overrides = recommended(good, report.side, channels)
     tried = evenly_spaced(images, SAMPLE).tolist()  # by a run, before it starts
     if (share := len(bad.intersection(tried)) / len(tried)) > DataConfig().most_bad:

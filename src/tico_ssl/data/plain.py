@@ -1,8 +1,8 @@
 """Plain images, which most photos are: JPEGs, and upright WebP pictures without transparency.
 
 Libraries that go straight to tensors decode them bitwise-identical to Pillow in 67 to 80 % of its time
-(benchmarks/logs/development/decoding.jsonl). Whatever else an image may be is left to Pillow, and so are all where a
-library lacks a decoder.
+(benchmarks/logs/development/decoding.jsonl). All other images are left to Pillow, and so are these if no library has a
+decoder for them.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""PNG files of sixteen bits, to the values that they have (and of eight, but those Pillow decodes as fast).
+"""PNG files of sixteen bits, decoded to the values that they have. (Eight bits work, too; Pillow is as fast at those.)
 
 Pillow reduces colours of sixteen bits to eight. torchvision does not, but it ends the process when libpng finds a fault
 (0.29: a wrong checksum, too few pixels). So all that libpng could object to is looked at here, and what a decoder gets
