@@ -22,7 +22,7 @@ from torch import Tensor
 from tico_ssl.data.bad_files import in_order
 from tico_ssl.data.decoding import BadImage, open_file, picture_size
 from tico_ssl.data.formats.packed import MAGIC, PAGE, PLAIN, PREAMBLE, SPLIT, SUFFIX, first_page, refusing, require
-from tico_ssl.data.source import Reduced, Source
+from tico_ssl.data.source import Reduced, Source, evenly_spaced
 from tico_ssl.data.splits import Part, together
 from tico_ssl.runtime.device import one_thread
 from tico_ssl.runtime.locks import locked
@@ -153,8 +153,8 @@ def original_side(source: Source) -> int:
     them; 0 where none can be read."""
     if source.reduced is not None:
         return source.reduced.original
-    count = min(SAMPLE, len(source))
-    sides = [side for i in range(count) if (side := _stored_side(source, i * len(source) // count)) is not None]
+    places = evenly_spaced(len(source), SAMPLE).tolist()
+    sides = [side for place in places if (side := _stored_side(source, place)) is not None]
     return int(np.median(sides)) if sides else 0
 
 
