@@ -258,6 +258,20 @@ def test_tiles_have_the_colours_of_the_whole(tmp_path):
     )
 
 
+@pytest.mark.parametrize("kind", [bool, np.uint8, np.uint16])
+@pytest.mark.parametrize("pages", [1, 2])
+def test_zero_is_white_where_a_tiff_says_so(tmp_path, kind, pages):
+    tifffile = pytest.importorskip("tifffile")
+    values = deep(24, 24)
+    values = values > 2000 if kind is bool else values.astype(kind)
+    with tifffile.TiffWriter(tmp_path / "x.tif") as file:
+        for _ in range(pages):
+            file.write(values, photometric="miniswhite", contiguous=False)
+    right = (~values).astype(np.uint8) * 255 if kind is bool else ~values
+    for part in (None if pages == 1 else decoding.Part(1), decoding.Part(0, (0, 0, 24, 24))):
+        assert np.array_equal(Reading(1).decode(tmp_path / "x.tif", part=part)[0].numpy(), right)
+
+
 def test_tiles_of_other_files_are_pieces_of_the_upright_image(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (40, 70, 3), dtype=np.uint8)
     turned = Image.Exif()

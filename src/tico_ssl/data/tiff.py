@@ -13,11 +13,11 @@ from tico_ssl.runtime.extras import install_command
 
 MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 MOST_PAGES = 100_000  # per file; more are a mistake or an attack
-KIND, WIDTH, HEIGHT, SAMPLES = 254, 256, 257, 277  # numbers of tags
+KIND, WIDTH, HEIGHT, BITS, COLOURS, SAMPLES = 254, 256, 257, 258, 262, 277  # numbers of tags
 INTEGERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # types of the values of tags
 DEFLATE, LZMA = (8, 32946), 34925  # compressions
 LOSSLESS = (1, 5, 32773, 50000, LZMA, *DEFLATE)  # those that leave colours to the reader
-RGB, CMYK, YCBCR, LAB = 2, 5, 6, (8, 9, 10)  # kinds of colours
+WHITE_IS_ZERO, RGB, CMYK, YCBCR, LAB = 0, 2, 5, 6, (8, 9, 10)  # kinds of colours
 TRANSPARENCY = (1, 2)  # kinds of a further sample
 Allow = Callable[[int, int], None]
 Box = tuple[int, int, int, int]
@@ -127,8 +127,8 @@ def _values(page: Any, allow: Allow, box: Box | None) -> np.ndarray:
         array = np.moveaxis(array, 0, -1)
     if array.ndim != 3:
         raise ValueError(f"a TIFF page of shape {array.shape}")
-    if page.photometric == 0 and array.dtype.kind == "u":  # white is zero
-        array = np.iinfo(array.dtype).max - array
+    if page.photometric == WHITE_IS_ZERO and array.dtype.kind in "bu":
+        array = ~array
     if page.photometric == 3 and page.colormap is not None:
         array = (np.moveaxis(page.colormap[:, array[..., 0]], 0, -1) >> 8).astype(np.uint8)
     orientation = page.tags.get("Orientation")
