@@ -258,6 +258,21 @@ def test_tiles_have_the_colours_of_the_whole(tmp_path):
     )
 
 
+def test_tiles_of_colours_multiplied_by_their_opacity_lie_on_white_as_the_whole_does(tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    colours, opacity = deep(24, 24, 3) % 256, deep(24, 24, 1, seed=1) % 256
+    multiplied = np.concatenate([colours * opacity // 255, opacity], axis=-1)
+    for kind in (np.uint8, np.uint16):
+        full = np.iinfo(kind).max
+        values = (multiplied * (full // 255)).astype(kind)
+        tifffile.imwrite(tmp_path / "x.tif", values, photometric="rgb", extrasamples=["assocalpha"])
+        tile = Reading(3).decode(tmp_path / "x.tif", part=decoding.Part(0, (0, 0, 24, 24))).numpy() * (255 / full)
+        expected = (colours * (opacity / 255) + 255 - opacity).transpose(2, 0, 1)
+        assert np.abs(tile - expected).max() < 3
+        whole = Reading(3).decode(tmp_path / "x.tif").numpy() * (255 / full)
+        assert np.abs(whole - expected).max() < 3
+
+
 @pytest.mark.parametrize("kind", [bool, np.uint8, np.uint16])
 @pytest.mark.parametrize("pages", [1, 2])
 def test_zero_is_white_where_a_tiff_says_so(tmp_path, kind, pages):

@@ -18,7 +18,7 @@ INTEGERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # types of the values of tags
 DEFLATE, LZMA = (8, 32946), 34925  # compressions
 LOSSLESS = (1, 5, 32773, 50000, LZMA, *DEFLATE)  # those that leave colours to the reader
 WHITE_IS_ZERO, RGB, CMYK, YCBCR, LAB = 0, 2, 5, 6, (8, 9, 10)  # kinds of colours
-TRANSPARENCY = (1, 2)  # kinds of a further sample
+MULTIPLIED, SEPARATE = 1, 2  # kinds of a further sample that is opacity: colours are multiplied by it, or not
 Allow = Callable[[int, int], None]
 Box = tuple[int, int, int, int]
 """Top, left, height and width of a part of an image."""
@@ -137,15 +137,25 @@ def _values(page: Any, allow: Allow, box: Box | None) -> np.ndarray:
 
 def _colours(array: np.ndarray, page: Any) -> np.ndarray:
     """Grey or RGB, with or without transparency."""
-    if page.photometric == CMYK and array.shape[-1] == 4 and array.dtype.kind == "u":
+    whole, rgb_and_more = array.dtype.kind == "u", page.photometric == RGB and array.shape[-1] == 4
+    if page.photometric == CMYK and array.shape[-1] == 4 and whole:
         full = np.iinfo(array.dtype).max
         light = full - array.astype(np.float64)
         array = (light[..., :3] * light[..., 3:] / full).round().astype(array.dtype)
     elif page.photometric in (CMYK, *LAB) or (page.photometric == YCBCR and page.compression in LOSSLESS):
         raise ValueError(f"colours of the kind {page.photometric.name}")
-    elif page.photometric == RGB and array.shape[-1] == 4 and not {*page.extrasamples} & {*TRANSPARENCY}:
+    elif rgb_and_more and not {*page.extrasamples} & {MULTIPLIED, SEPARATE}:
         array = array[..., :3]
+    elif rgb_and_more and MULTIPLIED in page.extrasamples and whole:
+        array = _divided(array)
     return array
+
+
+def _divided(array: np.ndarray) -> np.ndarray:
+    """RGB that was multiplied by its opacity, as it was before."""
+    full, opacity = np.iinfo(array.dtype).max, array[..., 3:].astype(np.float64)
+    colours = array[..., :3] * (full / opacity.clip(min=1))
+    return np.concatenate([colours.clip(max=full).round().astype(array.dtype), array[..., 3:]], axis=-1)
 
 
 def _part(page: Any, box: Box) -> np.ndarray:
