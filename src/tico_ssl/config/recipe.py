@@ -89,7 +89,7 @@ def load_recipe(
     were dropped because the method was changed."""
     notes: list[str] = []
     values, where = _raw(source, notes)
-    changes = {_full_key(key, value): value for key, value in (overrides or {}).items()}
+    changes = {full_key(key, value): value for key, value in (overrides or {}).items()}
     values = _with_method(values, changes.get("method.name"), notes)
     for key, value in changes.items():
         values = _overridden(values, key.split("."), value, key)
@@ -180,7 +180,7 @@ def yaml_text(name: str, kind: str, folder: str, packaged: list[str]) -> tuple[s
     return (resources.files("tico_ssl") / folder / f"{name}.yaml").read_text(encoding="utf-8"), f"{kind} {name}"
 
 
-def _full_key(key: str, value: Any) -> str:
+def full_key(key: str, value: Any) -> str:
     """`method=simclr` is short for `method.name=simclr`, `data=photos/` for `data.source=photos/`."""
     return SHORT.get(key, key) if isinstance(value, str) else key
 
