@@ -13,6 +13,7 @@ import time
 import warnings
 from array import array
 from bisect import bisect_right
+from contextlib import contextmanager
 from dataclasses import replace
 from zlib import crc32
 
@@ -524,6 +525,25 @@ def test_a_file_that_another_command_wrote_meanwhile_is_not_replaced(tmp_path, m
     assert out.read_text() == "another's"
 
 
+@contextmanager
+def another_at_work(journal):
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'ab'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, journal], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        other.stdout.readline()
+        yield
+        other.communicate(b"\n")
+
+
+def test_a_command_that_is_refused_leaves_nothing(tmp_path):
+    """The other has given its file its name, and not taken its journal away yet."""
+    out, journal = tmp_path / "a.tico", tmp_path / "a.tico.journal"
+    with another_at_work(journal):
+        assert "another command is writing it" in error_of(lambda: pack(source_of(pictures(4)), out, 16), out)
+    assert [*tmp_path.iterdir()] == [journal]
+
+
 def test_two_commands_never_write_one_file(tmp_path):
     """The second is refused while the first is at work, and takes nothing from it."""
     out, source = tmp_path / "a.tico", source_of(pictures(4))
@@ -531,13 +551,8 @@ def test_two_commands_never_write_one_file(tmp_path):
         pack(failing(source, 1), out, 16)
     journal = tmp_path / "a.tico.journal"
     before = journal.read_bytes()
-    hold = "import fcntl, sys; f = open(sys.argv[1], 'ab'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", hold, journal], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
-        other.stdout.readline()
+    with another_at_work(journal):
         assert "another command is writing it" in error_of(lambda: pack(source, out, 16), out)
-        other.communicate(b"\n")
     assert journal.read_bytes() == before
     assert pack(source, out, 16).resumed_from == 1
 

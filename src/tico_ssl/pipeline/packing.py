@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from zlib import crc32
 
 import numpy as np
@@ -193,18 +193,24 @@ class Unfinished:
         self.bad: list[tuple[int, str]] = []
         out.parent.mkdir(parents=True, exist_ok=True)
         self.paths = [out.with_name(out.name + end) for end in (".partial", ".journal")]
-        self.data, self.journal = self.files = [path.open("a+b") for path in self.paths]
-        self._require_alone()
+        self.journal = self.paths[1].open("a+b")
+        self._require_alone()  # before there is anything that another command could take for its own
+        self.data = self.paths[0].open("a+b")
+        self.files = self.data, self.journal
         self._continue(fingerprint + b"\n", label and f"{label}: existing images")
 
     def _require_alone(self) -> None:
         """Two commands that wrote one file would both append to it. The other may also have ended just now, and have
         taken its journal away."""
-        alone = locked(self.journal) and all(path.exists() for path in self.paths)
+        alone = locked(self.journal) and self._is_there(self.journal)
         if not alone:
-            for file in self.files:
-                file.close()
+            self.journal.close()
         require(alone, f"{self.out}: another command is writing it: wait for its end, or choose another name")
+
+    def _is_there(self, journal: BinaryIO) -> bool:
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(journal.fileno()), self.paths[1].stat())
+        return False
 
     def _continue(self, fingerprint: bytes, label: str | None) -> None:
         size, length = self.data.seek(0), self.journal.seek(0)
