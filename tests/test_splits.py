@@ -15,6 +15,7 @@ from tico_ssl.classifying.held_out import own_validation
 from tico_ssl.cli import app
 from tico_ssl.config.sections import BackboneConfig, DataConfig
 from tico_ssl.data.formats import splits
+from tico_ssl.data.source import Reduced, Source, joined
 from tico_ssl.data.sources import open_source
 from tico_ssl.data.splits import open_splits, together
 from tico_ssl.evaluations._context import open_context
@@ -328,6 +329,14 @@ def test_a_packed_file_that_is_too_small_says_so_and_one_that_is_large_enough_do
     assert "reduced from 48 to 16 pixels by packing, but a network for 16 needs 19" in lines[16]
     assert "not comparable" in lines[16]
     assert "--size 32`" in lines[16]
+
+
+def test_of_several_packed_files_the_smallest_is_told():
+    whole, large, small = (
+        Source("x", 1, torch.zeros, reduced=reduced) for reduced in (None, Reduced(200, 300), Reduced(64, 500))
+    )
+    assert joined([whole, large, small]).reduced == (64, 500)
+    assert joined([whole, whole]).reduced is None
 
 
 def test_packing_says_what_is_lost_and_what_is_wasted(tmp_path):
