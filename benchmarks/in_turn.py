@@ -12,7 +12,6 @@ a JSON line per run, after one about the machine; runs that are in the file alre
 
 import argparse
 import json
-import shutil
 import statistics
 import sys
 import tempfile
@@ -83,7 +82,6 @@ def main() -> None:
             changes = variant.with_seed(study.seeds[0], epochs) | {"training.knn_every_epochs": 0}
             run = pretrain(variant.recipe, out=Path(place) / "run", overrides=changes)
             found = last_values(run) | measured(recipe, run, source, device)
-            shutil.rmtree(run.folder)
         line = {"name": variant.name, "epochs": epochs, "epoch_seconds": round(costs[work], 3)}
         tell(line | found | {"wall": round(time.perf_counter() - begun, 1), "changes": variant.changes}, given.out)
 

@@ -37,11 +37,11 @@ def main() -> None:
     tune_process(device)
     settings = dict(map(parse_override, given.overrides)) | {"data.source": given.folder}
     setup = prepare(load_recipe("photos", settings), device)
-    step, images = build_step(setup), setup.loader.steps_per_epoch
-    batches = setup.loader.iterate(0, (given.rounds + 1) * images)
+    step, steps = build_step(setup), setup.loader.steps_per_epoch
+    batches = setup.loader.iterate(0, (given.rounds + 1) * steps)
 
     def epoch() -> None:
-        for _ in range(images):
+        for _ in range(steps):
             step(next(batches), LR, PROGRESS)
 
     measured = OnlineKnn.of(setup.recipe, setup.source, device)

@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--photos", type=Path)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    decoder = "torchcodec" if "torchcodec" in getattr(decoder_of("jpeg"), "__module__", "") else "torchvision"
+    decoder = "torchcodec" if "torchcodec" in getattr(decoder_of("jpeg"), "__qualname__", "") else "torchvision"
     lines: list[dict[str, Any]] = [
         {"machine": environment(), "decoder": decoder, "workers": arguments.workers, "images": arguments.images}
     ]

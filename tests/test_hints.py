@@ -10,7 +10,10 @@ from typer.testing import CliRunner
 
 from tico_ssl.cli import app
 from tico_ssl.config.recipe import load_recipe, parse_override
+from tico_ssl.config.sections import DataConfig
+from tico_ssl.data import bad_files
 from tico_ssl.data.checking import recommended
+from tico_ssl.data.sources import open_source
 from tico_ssl.evaluations import _evaluate
 from tico_ssl.results import table
 from tico_ssl.runtime.errors import UserError, refusal
@@ -79,9 +82,27 @@ def test_a_proposal_can_be_carried_out_whatever_is_wrong_with_the_images(tmp_pat
     def said(folder: str) -> str:
         return CliRunner().invoke(app, ["data", "check", str(tmp_path / folder)]).output
 
-    assert "next       more images: 1 image to train on, and a batch has at least 2" in said("one")
-    assert "next       more images: 1 image" in said("some")
+    assert "next       add images: a batch needs at least 2, and 1 can be read" in said("one")
+    assert "next       add images: " in said("some")
     assert "training.batch_size=4 data.most_bad=0.17" in said("five")  # one of six
+
+
+def test_a_run_with_as_many_bad_files_as_are_proposed_begins(tmp_path, monkeypatch):
+    """It tries some files: of these, more may be bad than of all."""
+    monkeypatch.setattr(bad_files, "SAMPLE", 100)
+    for number in range(200):
+        file = tmp_path / f"{number:03}.png"
+        if number % 2 == 0 and number < 58:
+            file.write_bytes(b"nothing")
+        else:
+            Image.new("L", (40, 40)).save(file)
+    said = CliRunner().invoke(app, ["data", "check", str(tmp_path)]).output
+    source = open_source(DataConfig(source=str(tmp_path)))
+    assert "29 files cannot be read (14.5%)" in said
+    (proposed,) = re.findall(r"data\.most_bad=([\d.]+)", said)
+    bad_files.survey(source, float(proposed), bad_files.BadFiles(), 2)
+    with pytest.raises(UserError, match="29 of 100 files tried"):
+        bad_files.survey(source, 0.28, bad_files.BadFiles(), 2)
 
 
 def test_keys_and_images_in_the_wrong_place_are_recognised(tmp_path):
@@ -92,7 +113,7 @@ def test_keys_and_images_in_the_wrong_place_are_recognised(tmp_path):
 
 
 def test_a_file_that_cannot_be_written_has_the_name_that_was_given():
-    for name in ("a/p.png.f807efec.tmp", "a/p.png.partial", "a/p.png"):
+    for name in ("a/p.png.f807efec.tmp", "a/p.png.tmp", "a/p.png.partial", "a/p.png"):
         assert refusal(PermissionError(errno.EACCES, "Permission denied", name)).startswith(
             "a/p.png: Permission denied"
         )

@@ -89,6 +89,8 @@ def test_arrays_of_black_and_white_are_black_and_white(backbone):
         torch.zeros(3, 4, 4, dtype=torch.complex64),
         torch.zeros(3, 4, 4).to_sparse(),
         torch.zeros(0, 3, 4, 4),
+        torch.zeros(2, 3, 0, 4),
+        torch.zeros(2, 3, 0, 4, dtype=torch.uint8),
     ],
     ids=lambda wrong: type(wrong).__name__,
 )

@@ -17,6 +17,7 @@ from tico_ssl.pipeline.loader import Loader
 from tico_ssl.pipeline.packing import pack
 from tico_ssl.pipeline.streaming import Stream, Task
 from tico_ssl.pipeline.workers import default_workers
+from tico_ssl.runtime.device import sent
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.randomness import generator
 from tico_ssl.runtime.wording import counted
@@ -249,3 +250,14 @@ def test_processors_are_shared_by_the_processes_of_a_machine(monkeypatch):
     assert default_workers() == 6
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "48")
     assert default_workers() == 1
+
+
+def test_only_copies_to_a_gpu_are_asynchronous():
+    class OnGpu:
+        device = torch.device("cuda")
+
+        def to(self, device, non_blocking):
+            return device.type, non_blocking
+
+    assert sent(OnGpu(), CPU) == ("cpu", False)
+    assert sent(OnGpu(), OnGpu.device) == ("cuda", True)

@@ -93,7 +93,17 @@ def test_items_that_are_no_images_are_named(wrong):
         opened([wrong] * 2).fetch(0)
 
 
-@pytest.mark.parametrize("kind", [list, np.array, tuple])
+class Column:
+    """As pandas has them: an array, and no sequence."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values, dtype=object)
+
+
+@pytest.mark.parametrize("kind", [list, np.array, tuple, Column])
 def test_lists_of_labels_may_be_names(kind):
     pairs, other = Pairs(), Pairs()
     pairs.targets = kind(["dog", "cat"] * (COUNT // 2))

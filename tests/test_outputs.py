@@ -14,7 +14,8 @@ import torch
 
 import tico_ssl
 from faults import FAULTS
-from tico_ssl import evaluate
+from tico_ssl import embed, evaluate
+from tico_ssl.classifying.tables import require_table
 from tico_ssl.classifying.tables import write_table as write_predictions
 from tico_ssl.cli import main
 from tico_ssl.data.source import Source
@@ -163,6 +164,22 @@ def test_what_a_killed_command_was_writing_is_overwritten(tmp_path, monkeypatch)
     assert len([*tmp_path.iterdir()]) == 1
     write_predictions(file, 1, [[["a.jpg", "cat", 0.5]]])
     assert [*tmp_path.iterdir()] == [file]
+
+
+def test_a_folder_in_place_of_a_table_is_refused_before_anything_is_computed(tmp_path):
+    (tmp_path / "a.csv").mkdir()
+    for refuse in (lambda out: embed("nowhere", out=out), require_table):
+        with pytest.raises(UserError, match="not a regular file"):
+            refuse(tmp_path / "a.csv")
+
+
+def test_both_files_of_npy_features_overwrite_what_a_killed_command_left(tmp_path):
+    album = Album((Part("train", Source("images", 2, torch.zeros, names=str)),))
+    names = ["features.npy", "features.npy.csv"]
+    for name in names:
+        (tmp_path / f"{name}.tmp").write_text("cut off")
+    write_table(Table(album, torch.arange(2), torch.zeros(2, 3)), tmp_path / "features.npy")
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 @pytest.mark.parametrize("name", OUTPUTS)

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
@@ -12,7 +13,9 @@ import time
 import warnings
 from array import array
 from bisect import bisect_right
+from contextlib import contextmanager
 from dataclasses import replace
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -522,6 +525,25 @@ def test_a_file_that_another_command_wrote_meanwhile_is_not_replaced(tmp_path, m
     assert out.read_text() == "another's"
 
 
+@contextmanager
+def another_at_work(journal):
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'ab'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, journal], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        other.stdout.readline()
+        yield
+        other.communicate(b"\n")
+
+
+def test_a_command_that_is_refused_leaves_nothing(tmp_path):
+    """The other has given its file its name, and not taken its journal away yet."""
+    out, journal = tmp_path / "a.tico", tmp_path / "a.tico.journal"
+    with another_at_work(journal):
+        assert "another command is writing it" in error_of(lambda: pack(source_of(pictures(4)), out, 16), out)
+    assert [*tmp_path.iterdir()] == [journal]
+
+
 def test_two_commands_never_write_one_file(tmp_path):
     """The second is refused while the first is at work, and takes nothing from it."""
     out, source = tmp_path / "a.tico", source_of(pictures(4))
@@ -529,12 +551,38 @@ def test_two_commands_never_write_one_file(tmp_path):
         pack(failing(source, 1), out, 16)
     journal = tmp_path / "a.tico.journal"
     before = journal.read_bytes()
-    hold = "import fcntl, sys; f = open(sys.argv[1], 'ab'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", hold, journal], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
-        other.stdout.readline()
+    with another_at_work(journal):
         assert "another command is writing it" in error_of(lambda: pack(source, out, 16), out)
-        other.communicate(b"\n")
     assert journal.read_bytes() == before
     assert pack(source, out, 16).resumed_from == 1
+
+
+def test_a_file_is_one_command_s_until_it_has_its_name(tmp_path, monkeypatch):
+    """Also while the last of it is written to the disk, which may take long."""
+    out, sync, seen = tmp_path / "a.tico", os.fsync, []
+    lock = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'ab'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+
+    def syncing(file: int) -> None:
+        seen.append(subprocess.run([sys.executable, "-c", lock, f"{out}.journal"], capture_output=True).returncode)
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    pack(source_of(pictures(4)), out, 16)
+    assert seen and 0 not in seen
+    assert [*tmp_path.iterdir()] == [out]
+
+
+@pytest.mark.parametrize("kind", ["chunk", "size"])
+def test_a_bad_file_is_left_out_also_if_its_size_cannot_be_known(kind, tmp_path):
+    """Pillow fails on these otherwise than with an OSError."""
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
+    content = bytearray((tmp_path / "a.png").read_bytes())
+    if kind == "size":
+        content[16:24] = struct.pack(">II", 40_000, 40_000)
+        content[29:33] = struct.pack(">I", crc32(content[12:29]))
+    else:  # pixels that end too early, after which no chunk begins
+        content[content.index(b"IDAT") - 1] -= 8
+    (tmp_path / "b.png").write_bytes(content)
+    source = open_source(DataConfig(source=str(tmp_path)))
+    report = pack(source, tmp_path / "x.tico", 16)
+    assert (report.images, [name for name, _ in report.bad]) == (1, ["b.png"])

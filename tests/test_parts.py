@@ -258,6 +258,35 @@ def test_tiles_have_the_colours_of_the_whole(tmp_path):
     )
 
 
+def test_tiles_of_colours_multiplied_by_their_opacity_lie_on_white_as_the_whole_does(tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    colours, opacity = deep(24, 24, 3) % 256, deep(24, 24, 1, seed=1) % 256
+    multiplied = np.concatenate([colours * opacity // 255, opacity], axis=-1)
+    for kind in (np.uint8, np.uint16):
+        full = np.iinfo(kind).max
+        values = (multiplied * (full // 255)).astype(kind)
+        tifffile.imwrite(tmp_path / "x.tif", values, photometric="rgb", extrasamples=["assocalpha"])
+        tile = Reading(3).decode(tmp_path / "x.tif", part=decoding.Part(0, (0, 0, 24, 24))).numpy() * (255 / full)
+        expected = (colours * (opacity / 255) + 255 - opacity).transpose(2, 0, 1)
+        assert np.abs(tile - expected).max() < 3
+        whole = Reading(3).decode(tmp_path / "x.tif").numpy() * (255 / full)
+        assert np.abs(whole - expected).max() < 3
+
+
+@pytest.mark.parametrize("kind", [bool, np.uint8, np.uint16])
+@pytest.mark.parametrize("pages", [1, 2])
+def test_zero_is_white_where_a_tiff_says_so(tmp_path, kind, pages):
+    tifffile = pytest.importorskip("tifffile")
+    values = deep(24, 24)
+    values = values > 2000 if kind is bool else values.astype(kind)
+    with tifffile.TiffWriter(tmp_path / "x.tif") as file:
+        for _ in range(pages):
+            file.write(values, photometric="miniswhite", contiguous=False)
+    right = (~values).astype(np.uint8) * 255 if kind is bool else ~values
+    for part in (None if pages == 1 else decoding.Part(1), decoding.Part(0, (0, 0, 24, 24))):
+        assert np.array_equal(Reading(1).decode(tmp_path / "x.tif", part=part)[0].numpy(), right)
+
+
 def test_tiles_of_other_files_are_pieces_of_the_upright_image(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (40, 70, 3), dtype=np.uint8)
     turned = Image.Exif()

@@ -2,6 +2,7 @@
 
 import io
 import re
+import struct
 
 import numpy as np
 import pytest
@@ -66,10 +67,20 @@ def text_of_png(key: str, text: str) -> PngInfo:
     return info
 
 
-def with_xmp(data: bytes, text: str) -> bytes:
-    """A JPEG with XMP before everything else."""
-    note = b"http://ns.adobe.com/xap/1.0/\0" + text.encode()
+def with_note(data: bytes, note: bytes) -> bytes:
+    """A JPEG with a note before everything else."""
     return data[:2] + b"\xff\xe1" + (2 + len(note)).to_bytes(2, "big") + note + data[2:]
+
+
+def with_xmp(data: bytes, text: str) -> bytes:
+    return with_note(data, b"http://ns.adobe.com/xap/1.0/\0" + text.encode())
+
+
+def with_orientation(data: bytes, order: str, kind: int, value: bytes, count: int = 1) -> bytes:
+    """A JPEG with EXIF of a single entry, the orientation, of any type."""
+    entry = struct.pack(order + "HHI", 274, kind, count) + value.ljust(4, b"\0") + bytes(4)
+    head = (b"II" if order == "<" else b"MM") + struct.pack(order + "HIH", 42, 8, 1)
+    return with_note(data, b"Exif\0\0" + head + entry)
 
 
 NOISE = Image.fromarray(noise(43, 61))
@@ -88,6 +99,7 @@ PLAIN = {
     "lossless webp": saved(NOISE, "WEBP", lossless=True),
     "extended webp": saved(SMOOTH, "WEBP", icc_profile=PROFILE),
     "extended lossless webp": saved(SMOOTH, "WEBP", icc_profile=PROFILE, lossless=True),
+    "jpeg of big-endian EXIF": with_orientation(saved(NOISE, "JPEG"), ">", 3, b"\0\3"),
     "webp of one pixel": saved(SMOOTH.crop((0, 0, 1, 1)), "WEBP"),
 }
 CLEAR = NOISE.copy()
@@ -97,6 +109,9 @@ NOT_PLAIN = {
     "CMYK jpeg": jpeg(NOISE.convert("CMYK")),
     "jpeg rotated by XMP": with_xmp(saved(NOISE, "JPEG"), 'tiff:Orientation="6"'),
     "rotated jpeg whose EXIF is not first": with_xmp(jpeg(NOISE, 6), "text"),
+    "jpeg rotated by a long number": with_orientation(saved(NOISE, "JPEG"), ">", 4, b"\0\0\0\6"),
+    "jpeg whose orientation is a byte": with_orientation(saved(NOISE, "JPEG"), "<", 1, b"\6"),
+    "jpeg whose orientation has no value": with_orientation(saved(NOISE, "JPEG"), "<", 3, b"\6", count=0),
     "png": saved(NOISE, "PNG"),
     "grey png": saved(NOISE.convert("L"), "PNG"),
     "png of one bit": saved(NOISE.convert("1"), "PNG"),

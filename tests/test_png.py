@@ -75,6 +75,21 @@ def test_values_are_those_of_the_file(height, width, channels, deep, interlaced,
     assert np.array_equal(found.permute(1, 2, 0).numpy(), array)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_transparent_colour_is_opacity(channels):
+    array = noise(9, 8, channels)
+    array[4, 5] = array[0, 0]
+    data = encoded(array)
+    colour = chunk(b"tRNS", array[0, 0].astype(">u2").tobytes())
+    data = data[: data.index(b"IDAT") - 4] + colour + data[data.index(b"IDAT") - 4 :]
+    found = png.decode(data).permute(1, 2, 0).numpy()
+    assert np.array_equal(found[..., :-1], array)
+    assert np.argwhere(found[..., -1] == 0).tolist() == [[0, 0], [4, 5]] and found[..., -1].max() == 65535
+    if channels == 3:  # as with eight bits
+        on_white = Reading(3).decode(data).permute(1, 2, 0).numpy()
+        assert (on_white[4, 5] == 65535).all() and np.array_equal(on_white[1:4], array[1:4])
+
+
 def test_the_encoder_of_these_tests_is_right():
     for interlaced in (False, True):
         array = noise(11, 13, 3, deep=False)

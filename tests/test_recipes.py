@@ -425,6 +425,12 @@ def test_a_method_that_extends_another_keeps_its_settings(tmp_path, monkeypatch,
     assert len(lines) == 1
 
 
+@pytest.mark.parametrize("name", ["of-another-version", 5])
+def test_a_method_that_is_replaced_need_not_exist(tmp_path, name):
+    (tmp_path / "mine.yaml").write_text(f"base: cifar10/tico\nmethod: {{name: {name}}}\n")
+    assert told(tmp_path / "mine.yaml", {"method": "simclr"})[0].method.name == "simclr"
+
+
 def test_another_method_above_a_base(tmp_path):
     (tmp_path / "mine.yaml").write_text("base: cifar10/tico\nmethod:\n  name: barlow-twins\n  dim: 64\n")
     recipe, lines = told(tmp_path / "mine.yaml", {})

@@ -15,6 +15,7 @@ from tico_ssl.classifying.held_out import own_validation
 from tico_ssl.cli import app
 from tico_ssl.config.sections import BackboneConfig, DataConfig
 from tico_ssl.data.formats import splits
+from tico_ssl.data.source import Reduced, Source, joined
 from tico_ssl.data.sources import open_source
 from tico_ssl.data.splits import open_splits, together
 from tico_ssl.evaluations._context import open_context
@@ -325,9 +326,17 @@ def test_a_packed_file_that_is_too_small_says_so_and_one_that_is_large_enough_do
     assert torch.equal(centred[48], centred[None])
     assert likeness[32] > 0.99 > likeness[16] + 0.04
     assert not any(lines[size] for size in (None, 48, 32))
-    assert "packed at 16 pixels, of 48: a network for 16 takes the central 7/8 of 19 or more" in lines[16]
+    assert "reduced from 48 to 16 pixels by packing, but a network for 16 needs 19" in lines[16]
     assert "not comparable" in lines[16]
     assert "--size 32`" in lines[16]
+
+
+def test_of_several_packed_files_the_smallest_is_told():
+    whole, large, small = (
+        Source("x", 1, torch.zeros, reduced=reduced) for reduced in (None, Reduced(200, 300), Reduced(64, 500))
+    )
+    assert joined([whole, large, small]).reduced == (64, 500)
+    assert joined([whole, whole]).reduced is None
 
 
 def test_packing_says_what_is_lost_and_what_is_wasted(tmp_path):
@@ -335,12 +344,12 @@ def test_packing_says_what_is_lost_and_what_is_wasted(tmp_path):
     for number in range(4):
         write(tmp_path / "large" / f"{number}.png", number, (120, 130))
         write(tmp_path / "small" / f"{number}.png", number, (32, 32))
-    assert "is packed at 64 pixels, of 120" in tico(
+    assert "is reduced from 120 to 64 pixels by packing" in tico(
         "data", "pack", tmp_path / "large", tmp_path / "a.tico", "--size", 64
     )
     assert "warning" not in tico("data", "pack", tmp_path / "small", tmp_path / "b.tico", "--size", 32)
     again = tico("data", "pack", tmp_path / "a.tico", tmp_path / "c.tico", "--size", 34)
-    assert "packed at 34 pixels, of 120" in again
+    assert "reduced from 120 to 34 pixels by packing" in again
     enlarged = tico("data", "pack", tmp_path / "small", tmp_path / "d.tico", "--size", 48)
     assert "images of 32 pixels were enlarged: --size 32 holds as much" in enlarged
     assert "data.image_size=32" in enlarged

@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -280,6 +281,18 @@ class TestOnDisk:
         size = new.bytes
         assert right(store, counted)
         assert new.bytes == size
+
+    def test_a_folder_that_is_removed_and_made_again_is_not_read(self, tmp_path):
+        """Where another thread or process has written what this one has not read yet."""
+        counted, others = Counted(), Counted()
+        others.images.reverse()
+        store = store_of(counted, on_disk(tmp_path.name))
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(store.ensure_all, range(8)).result()
+        shutil.rmtree(store.backing.folder)
+        store_of(others, on_disk(tmp_path.name)).ensure_all(range(8))
+        assert store.together([1, 2]) is None
+        assert right(store, counted)
 
 
 def encoded(height, width, kind):

@@ -192,6 +192,15 @@ def test_bad_studies_are_one_line_before_anything_runs(tmp_path, capsys, values,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("of_runs", "for_all"), [("backbone", "backbone.name"), ("backbone.name", "backbone"), ("data", "data.source")]
+)
+def test_words_for_all_runs_do_not_replace_what_runs_differ_in_however_it_is_written(of_runs, for_all, tmp_path):
+    file = written(tmp_path, runs=[{"name": name, "overrides": {of_runs: name}} for name in "ab"])
+    with pytest.raises(UserError, match="differs between the runs"):
+        load_study(file, {for_all: "c"})
+
+
 def test_bad_words_are_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "did you mean 'methods-textures'?" in error_of("study", "methods-texture", capsys=capsys)

@@ -59,18 +59,20 @@ def check(
 
 
 def _training(source: str, images: int, report: "CheckReport", channels: int) -> str:
-    """The command that trains on so many of the images, which come first in the report, as they are: without the bad
-    ones, however many these are."""
+    """The command that trains on the training images, which are the first `images` of the report; bad ones are left
+    out, however many there are."""
     from tico_ssl.config.sections import DataConfig
+    from tico_ssl.data.bad_files import SAMPLE
     from tico_ssl.data.checking import recommended
-    from tico_ssl.runtime.wording import counted
+    from tico_ssl.data.source import evenly_spaced
 
-    bad = sum(place < images for place in report.bad_places)
-    if (good := images - bad) < FEWEST:
-        return f"more images: {counted(good, 'image')} to train on, and a batch has at least {FEWEST}"
+    bad = {place for place in report.bad_places if place < images}
+    if (good := images - len(bad)) < FEWEST:
+        return f"add images: a batch needs at least {FEWEST}, and {good} can be read"
     recipe, *overrides = recommended(good, report.side, channels)
-    if bad > DataConfig().most_bad * images:
-        overrides.append(f"data.most_bad={math.ceil(100 * bad / images) / 100}")
+    tried = evenly_spaced(images, SAMPLE).tolist()  # by a run, before it starts
+    if (share := len(bad.intersection(tried)) / len(tried)) > DataConfig().most_bad:
+        overrides.append(f"data.most_bad={math.ceil(100 * share) / 100}")
     return command("pretrain", recipe, "--data", source, *overrides)
 
 

@@ -8,6 +8,7 @@ the base's.
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -85,7 +86,7 @@ def load_recipe(
     were dropped because the method was changed."""
     notes: list[str] = []
     values, where = _raw(source, notes)
-    changes = {_full_key(key, value): value for key, value in (overrides or {}).items()}
+    changes = {full_key(key, value): value for key, value in (overrides or {}).items()}
     values = _with_method(values, changes.get("method.name"), notes)
     for key, value in changes.items():
         values = _overridden(values, key.split("."), value, key)
@@ -176,7 +177,7 @@ def yaml_text(name: str, kind: str, folder: str, packaged: list[str]) -> tuple[s
     return (resources.files("tico_ssl") / folder / f"{name}.yaml").read_text(encoding="utf-8"), f"{kind} {name}"
 
 
-def _full_key(key: str, value: Any) -> str:
+def full_key(key: str, value: Any) -> str:
     """`method=simclr` is short for `method.name=simclr`, `data=photos/` for `data.source=photos/`."""
     return SHORT.get(key, key) if isinstance(value, str) else key
 
@@ -195,11 +196,15 @@ def _with_method(values: dict[str, Any], name: Any, notes: list[str]) -> dict[st
     return values | {"method": {"name": name}}
 
 
-def _extends(name: str, old: str) -> bool:
+def _extends(name: str, old: Any) -> bool:
     """Whether a method has the settings of another one, and further ones: its `Config` is derived from the other's."""
-    kind = catalogue.declaration("methods", name, "Config")
-    its, other = kind.__mro__, (catalogue.import_path("methods", old), "Config")
-    return any((base.__module__, base.__name__) == other for base in its)
+    if not isinstance(old, str):
+        return False
+    with suppress(UserError):  # a method that is replaced in the end need not exist
+        kind = catalogue.declaration("methods", name, "Config")
+        other = (catalogue.import_path("methods", old), "Config")
+        return any((base.__module__, base.__name__) == other for base in kind.__mro__)
+    return False
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

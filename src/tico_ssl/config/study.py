@@ -14,7 +14,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from tico_ssl.config import catalogue
-from tico_ssl.config.recipe import Recipe, load_recipe, yaml_text
+from tico_ssl.config.recipe import Recipe, full_key, load_recipe, yaml_text
 from tico_ssl.config.section import Section, validate
 from tico_ssl.config.yaml_text import parse_yaml
 from tico_ssl.runtime.errors import UserError, suggestion
@@ -257,8 +257,9 @@ def load_study(name: str | Path, overrides: Mapping[str, Any] | None = None) -> 
 
 def _changed(study: Study, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """A study with further overrides for all its runs, applied after those of the runs."""
-    for key in overrides:
-        if any(key in run.overrides for run in study.runs) or any(_touches(key, other) for other in study.grid):
+    of_runs = {full_key(*item) for run in study.runs for item in run.overrides.items()}
+    for key, value in overrides.items():
+        if full_key(key, value) in of_runs or any(_touches(key, other) for other in study.grid):
             raise UserError(f"{key} differs between the runs of this study, so it cannot be one value for all")
     runs = [run.model_dump() | {"overrides": _in_turn(run.overrides, overrides)} for run in study.runs]
     return study.model_dump() | {"overrides": _in_turn(study.overrides, overrides), "runs": runs}

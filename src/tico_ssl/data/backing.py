@@ -123,6 +123,14 @@ class OnDisk:
         flags = os.O_RDWR | also | getattr(os, "O_BINARY", 0)
         return FileIO(os.open(self.folder / name, flags, 0o600), "r+")
 
+    def _pixels(self, number: int, also: int = os.O_CREAT | os.O_APPEND) -> FileIO:
+        """A file of pixels of this folder, not of one that another command has made since this one was removed."""
+        file = self._open(f"pixels-{number}", also)
+        if os.fstat(self._records.fileno()).st_ino != (self.folder / "records").stat().st_ino:
+            file.close()
+            raise FileNotFoundError(self.folder)
+        return file
+
     def append(self, images: Sequence[Tensor]) -> list[int | None]:
         """Keep the bytes of images; where each begins, or None if there is no room for it."""
         begins, ends = list[int | None](), np.cumsum([len(pixels) for pixels in images])
@@ -144,16 +152,14 @@ class OnDisk:
         here, it has a position of its own, which after a write is where that ended."""
         pid, number, file = getattr(self._own, "file", (0, 0, self._records))
         if pid != os.getpid():
-            if os.fstat(self._records.fileno()).st_ino != (self.folder / "records").stat().st_ino:
-                raise FileNotFoundError(self.folder)  # removed, and made again by another command
             for number in range(FILES):
-                file = self._open(f"pixels-{number}")
+                file = self._pixels(number)
                 if cache_folder.locked(file, alone=True):
                     break
                 file.close()
             else:
                 number = os.getpid() % FILES
-                file = self._open(f"pixels-{number}")
+                file = self._pixels(number)
             if os.fstat(file.fileno()).st_size == 0:
                 file.write(bytes(HEAD))
             self._own.file = (os.getpid(), number, file)
@@ -196,7 +202,7 @@ class OnDisk:
     def _read(self, begin: int, into: memoryview) -> bool:
         number, at = divmod(begin, SPAN)
         try:
-            file = self._readable.get(number) or self._readable.setdefault(number, self._open(f"pixels-{number}", 0))
+            file = self._readable.get(number) or self._readable.setdefault(number, self._pixels(number, 0))
             return os.preadv(file.fileno(), [into], at) == len(into)
         except OSError:
             return False

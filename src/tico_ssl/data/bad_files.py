@@ -103,7 +103,7 @@ def survey(source: Source, most_bad: float, bad: BadFiles, workers: int) -> None
     found = [BadImage(*pair) for part in distributed.everyone([(e.name, e.reason) for e in bad_ones]) for pair in part]
     for error in found:
         bad.add(error)
-    if len(found) > most_bad * len(sample):
+    if len(found) / len(sample) > most_bad:
         raise UserError(
             f"{source.name}: {len(found)} of {counted(len(sample), 'file')} tried cannot be read, {_reasons(found)}; "
             "see `tico data check`, or raise data.most_bad"

@@ -27,7 +27,7 @@ from tico_ssl.data import bands, dicom, tiff
 from tico_ssl.data.depth import to_bytes
 from tico_ssl.data.headers import JPEG, deep_colours, needs_tifffile
 from tico_ssl.data.names import ARRAY_SUFFIX
-from tico_ssl.data.plain import Plain, plain
+from tico_ssl.data.plain import ORIENTATION, Plain, plain
 from tico_ssl.runtime.errors import UserError
 
 MOST_PIXELS = 1 << 27  # per image, 134 million; a larger claim is a mistake or an attack
@@ -35,7 +35,6 @@ MOST_PIXELS = 1 << 27  # per image, 134 million; a larger claim is a mistake or 
 LARGE, PIXELS_PER_BYTE = 1 << 26, 128
 MOST_BYTES = 1 << 31  # per file
 MOST_TILED = 1 << 29  # pixels of an image that is decoded whole to be read in tiles: 1.6 GB of colours
-ORIENTATION = 274  # a tag
 _opening = threading.RLock()
 MOST_SCANS = 500  # of a JPEG, each of which goes over the whole image; usual progressive ones have ten
 

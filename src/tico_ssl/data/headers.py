@@ -17,15 +17,17 @@ PNM = re.compile(rb"P([56])" + _GAP + rb"(\d+)" + _GAP + rb"(\d+)" + _GAP + rb"(
 
 
 def needs_tifffile(file: BinaryIO, channels: int, page: int = 0) -> bool:
-    """Whether Pillow would not open a page of a TIFF, or would reduce its colours to eight bits."""
+    """Whether Pillow would not open a page of a TIFF, would reduce its colours to eight bits, or would take deep values
+    of which zero is white for those of which it is black."""
     if channels not in (1, 3):
         return True
     try:
         with Image.open(file) as image:
             image.seek(page)
-            bits = image.getexif().get(258, 1)
+            tags = image.getexif()
+            bits, inverted = tags.get(tiff.BITS, 1), tags.get(tiff.COLOURS) == tiff.WHITE_IS_ZERO
             deepest = max(bits) if isinstance(bits, tuple) else bits
-            return deepest > 8 and image.mode not in DEEP_MODES
+            return deepest > 8 and (inverted or image.mode not in DEEP_MODES)
     except (OSError, SyntaxError, EOFError):
         return _is_chained(file)
 

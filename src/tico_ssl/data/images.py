@@ -27,7 +27,7 @@ def as_images(
     """A batch (N, C, H, W) as it is, or a list of images (C, H, W) of any sizes. Tensors have their channels first and
     arrays last, unless only the other way has the right number of them; what has more than eight bits is mapped to
     bytes by `limits`, or by its own range if there are none. Without limits, float tensors are from 0 to 1."""
-    if isinstance(given, Tensor) and given.ndim == 4 and given.shape[1] == channels and len(given) > 0:
+    if isinstance(given, Tensor) and given.ndim == 4 and given.shape[1] == channels and given.numel():
         return _pixels(_plain(given), limits)
     batch = isinstance(given, Tensor | np.ndarray) and given.ndim == 4
     several = batch or (isinstance(given, Iterable) and not isinstance(given, ImageLike))

@@ -44,7 +44,7 @@ def _listed(dataset: Any) -> Labels:
         return (torch.cat(found), known[0][1]) if alike and len(found) == len(known) else (None, ())
     classes = _classes(dataset)
     for given in (getattr(dataset, name, None) for name in LISTED):
-        if isinstance(given, Sequence | np.ndarray | Tensor):
+        if isinstance(given, Sequence) or hasattr(given, "__array__"):  # as tensors and columns of pandas have it
             labels, names = _numbered(given)
             return labels, names or classes
     if isinstance(dataset, TensorDataset):
@@ -71,8 +71,10 @@ def _is_pair(item: Any) -> bool:
     return isinstance(item, tuple | list) and len(item) > 1
 
 
-def _numbered(given: Sequence[Any] | np.ndarray | Tensor) -> Labels:
+def _numbered(given: Any) -> Labels:
     """Class numbers as they are, names of classes by their order; None of anything else."""
+    if not isinstance(given, Sequence | Tensor):
+        given = np.asarray(given)
     if isinstance(given, np.ndarray) and given.dtype.kind in "UO":
         given = given.tolist()
     if isinstance(given, Sequence) and given and all(isinstance(label, str) for label in given):

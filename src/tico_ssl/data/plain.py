@@ -1,11 +1,12 @@
 """Plain images, which most photos are: JPEGs, and upright WebP pictures without transparency.
 
 Libraries that go straight to tensors decode them bitwise-identical to Pillow in 67 to 80 % of its time
-(benchmarks/logs/development/decoding.jsonl). Whatever else an image may be is left to Pillow, and so are all where a
-library lacks a decoder.
+(benchmarks/logs/development/decoding.jsonl). All other images are left to Pillow, and so are these if no library has a
+decoder for them.
 """
 
 import re
+import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Literal, NamedTuple
@@ -18,6 +19,7 @@ from tico_ssl.data.headers import JPEG
 ANIMATED, XMP, EXIF, TRANSPARENT = 0x02, 0x04, 0x08, 0x10  # flags of an extended WebP
 NOTES, SCAN = 0xE1, 0xDA  # markers of a JPEG: EXIF or XMP, and the pixels
 EXIF_NOTE = b"Exif\0\0"
+ORIENTATION, SHORT = 274, 3  # a tag of EXIF, and the type that its value has
 TURNED_BY_XMP = re.compile(rb'tiff:Orientation(?:="|>)[2-8]')  # as Pillow reads it
 
 
@@ -71,8 +73,21 @@ def _segments(data: bytes) -> Iterator[tuple[int, int]]:
 def _is_turned_by_first_exif(data: bytes) -> bool:
     """Whether the orientation of a JPEG, if it has one, is where torchvision looks for it."""
     notes = jpeg_notes(data)
-    others = notes[1:] if notes and notes[0].startswith(EXIF_NOTE) else notes
-    return not any(note.startswith(EXIF_NOTE) or TURNED_BY_XMP.search(note) for note in others)
+    first, others = (notes[0], notes[1:]) if notes and notes[0].startswith(EXIF_NOTE) else (None, notes)
+    if any(note.startswith(EXIF_NOTE) or TURNED_BY_XMP.search(note) for note in others):
+        return False
+    return first is None or _has_usual_orientation(first)
+
+
+def _has_usual_orientation(exif: bytes) -> bool:
+    """Whether the orientation is none or one short number; torchvision reads other types as if they were this one."""
+    order = "<" if exif[6:8] == b"II" else ">"
+    with suppress(struct.error):
+        at = 6 + struct.unpack_from(order + "I", exif, 10)[0]
+        entries = range(at + 2, at + 2 + 12 * struct.unpack_from(order + "H", exif, at)[0], 12)
+        tags = [struct.unpack_from(order + "HHI", exif, entry) for entry in entries]
+        return [tag for tag in tags if tag[0] == ORIENTATION] in ([], [(ORIENTATION, SHORT, 1)])
+    return True  # cut off
 
 
 def _webp_size(data: bytes) -> tuple[int, int] | None:

@@ -1,8 +1,8 @@
-"""PNG files of sixteen bits, to the values that they have (and of eight, but those Pillow decodes as fast).
+"""PNG files of sixteen bits, decoded to the values that they have. (Eight bits work, too; Pillow is as fast at those.)
 
 Pillow reduces colours of sixteen bits to eight. torchvision does not, but it ends the process when libpng finds a fault
 (0.29: a wrong checksum, too few pixels). So all that libpng could object to is looked at here, and what a decoder gets
-is made anew: header, rows without compression, transparent colour.
+is made anew: header, and rows without compression.
 """
 
 import struct
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from tico_ssl.data.codecs import decoder_of
@@ -56,24 +57,27 @@ def header_of(data: bytes) -> Header | None:
 
 
 def decode(data: bytes) -> Tensor:
-    """Values (channels, height, width), a transparent colour as one more channel. A fault is a ValueError."""
+    """Values (channels, height, width); of a colour that means transparent, opacity is one more channel. A fault is a
+    ValueError."""
     header, decoder = header_of(data), decoder_of("png")
     if header is None or decoder is None:
         raise ValueError("no decoder for this PNG: install torchcodec")
-    transparent, pixels = b"", list[bytes]()
+    transparent, pixels = None, list[bytes]()
     for name, body in _chunks(data):
         if name == b"IDAT":
             pixels.append(body)
         elif name == b"tRNS" and header.colours in (GREY, RGB) and len(body) == 2 * header.channels:
-            transparent = _chunk(name, body)
+            transparent = np.frombuffer(body, ">u2")
     rows = zlib.compress(_rows(b"".join(pixels), header), level=0)
-    parts = (
-        _chunk(b"IHDR", struct.pack(">IIBBBBB", *header)),
-        transparent,
-        _chunk(b"IDAT", rows),
-        _chunk(b"IEND", b""),
-    )
-    return decoder(SIGNATURE + b"".join(parts))
+    chunks = {b"IHDR": struct.pack(">IIBBBBB", *header), b"IDAT": rows, b"IEND": b""}
+    values = decoder(SIGNATURE + b"".join(_chunk(name, body) for name, body in chunks.items()))
+    return values if transparent is None else _with_opacity(values, transparent)
+
+
+def _with_opacity(values: Tensor, transparent: np.ndarray) -> Tensor:
+    array = values.numpy()
+    opaque = (array != transparent[:, None, None].astype(array.dtype)).any(axis=0, keepdims=True)
+    return torch.from_numpy(np.concatenate([array, opaque.astype(array.dtype) * np.iinfo(array.dtype).max]))
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -189,7 +189,7 @@ def joined(sources: Sequence[Source]) -> Source:
         content=each([source.content for source in sources]),
         identity=each([source.identity for source in sources]),
         expect=expect if any(source.expect is not None for source in sources) else None,
-        reduced=next((source.reduced for source in sources if source.reduced is not None), None),
+        reduced=min((source.reduced for source in sources if source.reduced is not None), default=None),
     )
 
 

@@ -13,12 +13,12 @@ from tico_ssl.runtime.extras import install_command
 
 MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 MOST_PAGES = 100_000  # per file; more are a mistake or an attack
-KIND, WIDTH, HEIGHT, SAMPLES = 254, 256, 257, 277  # numbers of tags
+KIND, WIDTH, HEIGHT, BITS, COLOURS, SAMPLES = 254, 256, 257, 258, 262, 277  # numbers of tags
 INTEGERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # types of the values of tags
 DEFLATE, LZMA = (8, 32946), 34925  # compressions
 LOSSLESS = (1, 5, 32773, 50000, LZMA, *DEFLATE)  # those that leave colours to the reader
-RGB, CMYK, YCBCR, LAB = 2, 5, 6, (8, 9, 10)  # kinds of colours
-TRANSPARENCY = (1, 2)  # kinds of a further sample
+WHITE_IS_ZERO, RGB, CMYK, YCBCR, LAB = 0, 2, 5, 6, (8, 9, 10)  # kinds of colours
+MULTIPLIED, SEPARATE = 1, 2  # kinds of a further sample that is opacity: colours are multiplied by it, or not
 Allow = Callable[[int, int], None]
 Box = tuple[int, int, int, int]
 """Top, left, height and width of a part of an image."""
@@ -127,8 +127,8 @@ def _values(page: Any, allow: Allow, box: Box | None) -> np.ndarray:
         array = np.moveaxis(array, 0, -1)
     if array.ndim != 3:
         raise ValueError(f"a TIFF page of shape {array.shape}")
-    if page.photometric == 0 and array.dtype.kind == "u":  # white is zero
-        array = np.iinfo(array.dtype).max - array
+    if page.photometric == WHITE_IS_ZERO and array.dtype.kind in "bu":
+        array = ~array
     if page.photometric == 3 and page.colormap is not None:
         array = (np.moveaxis(page.colormap[:, array[..., 0]], 0, -1) >> 8).astype(np.uint8)
     orientation = page.tags.get("Orientation")
@@ -137,15 +137,25 @@ def _values(page: Any, allow: Allow, box: Box | None) -> np.ndarray:
 
 def _colours(array: np.ndarray, page: Any) -> np.ndarray:
     """Grey or RGB, with or without transparency."""
-    if page.photometric == CMYK and array.shape[-1] == 4 and array.dtype.kind == "u":
+    whole, rgb_and_more = array.dtype.kind == "u", page.photometric == RGB and array.shape[-1] == 4
+    if page.photometric == CMYK and array.shape[-1] == 4 and whole:
         full = np.iinfo(array.dtype).max
         light = full - array.astype(np.float64)
         array = (light[..., :3] * light[..., 3:] / full).round().astype(array.dtype)
     elif page.photometric in (CMYK, *LAB) or (page.photometric == YCBCR and page.compression in LOSSLESS):
         raise ValueError(f"colours of the kind {page.photometric.name}")
-    elif page.photometric == RGB and array.shape[-1] == 4 and not {*page.extrasamples} & {*TRANSPARENCY}:
+    elif rgb_and_more and not {*page.extrasamples} & {MULTIPLIED, SEPARATE}:
         array = array[..., :3]
+    elif rgb_and_more and MULTIPLIED in page.extrasamples and whole:
+        array = _divided(array)
     return array
+
+
+def _divided(array: np.ndarray) -> np.ndarray:
+    """RGB that was multiplied by its opacity, as it was before."""
+    full, opacity = np.iinfo(array.dtype).max, array[..., 3:].astype(np.float64)
+    colours = array[..., :3] * (full / opacity.clip(min=1))
+    return np.concatenate([colours.clip(max=full).round().astype(array.dtype), array[..., 3:]], axis=-1)
 
 
 def _part(page: Any, box: Box) -> np.ndarray:

@@ -171,8 +171,7 @@ def over_draws(runs: Sequence[Numbers]) -> Scores:
 def resampled(
     value: float, metric: Callable[[np.ndarray], np.ndarray], images: int, resamples: int = RESAMPLES
 ) -> Resampled:
-    """A metric, and its values on resamples: it is given how often each image counts, (resamples,
-    images)."""
+    """A metric, and its values on resamples: it is given how often each image counts, (resamples, images)."""
     return Resampled(value, np.concatenate([metric(counts) for counts in _resamples(images, resamples)]), images)
 
 

@@ -176,7 +176,7 @@ def project(features: np.ndarray) -> tuple[np.ndarray, str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # UMAP warns that a seed means one thread
             return umap.UMAP(random_state=0).fit_transform(reduced), f"by UMAP of {dimensions} principal components"
-    marks = np.arange(min(count, LANDMARKS)) * count // min(count, LANDMARKS)
+    marks = evenly_spaced(count, LANDMARKS).numpy()
     perplexity = min(30.0, (len(marks) - 1) / 3)
     tsne = TSNE(2, perplexity=perplexity, max_iter=500, init="pca", angle=ANGLE, random_state=0)
     # Its threads wait for each other: with one for every core, up to three times as long where others use these too.

@@ -59,9 +59,10 @@ class Table:
 
 
 def write_table(table: Table, out: Path) -> None:
-    """Write a table in the format of the file's ending, whole or not at all. Of .npy, names are in a file .npy.csv."""
+    """Write a table in the format of the file's ending, whole or not at all. The columns beside the features of a .npy
+    file are in a .npy.csv file. Nobody else may be writing either."""
     if out.suffix == ".npy":
-        with written_atomically(out.with_name(f"{out.name}.csv")) as temporary:
+        with written_atomically(out.with_name(f"{out.name}.csv"), alone=True) as temporary:
             _write_csv(temporary, table, features=False)
     with written_atomically(out, alone=True) as temporary:
         WRITERS[out.suffix](temporary, table)

@@ -68,7 +68,8 @@ class Curation:
         if self.across_classes:
             groups = counted(self.across_classes, "group")
             found.append(f"           in more than one class: {groups}, so labels may be wrong")
-        found.append(f"outliers   {self.unusual or 'none'}, the most unusual image {self.outliers[0].path}")
+        unusual = f"{self.unusual:,}" if self.unusual else "none"
+        found.append(f"outliers   {unusual}, the most unusual image {self.outliers[0].path}")
         if self.subset is not None:
             far = self.subset[-1].score
             found.append(f"subset     {len(self.subset):,}; the last was {far:.4f} (1 - cosine) from those before it")

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.bad_files import BadFiles, in_order, readable
-from tico_ssl.data.decoding import MOST_PIXELS, ORIENTATION, BadImage
-from tico_ssl.data.plain import jpeg_frame, jpeg_notes
+from tico_ssl.data.decoding import MOST_PIXELS, BadImage
+from tico_ssl.data.plain import ORIENTATION, jpeg_frame, jpeg_notes
 from tico_ssl.data.ragged import Ragged
 from tico_ssl.data.source import Source
 from tico_ssl.runtime.errors import UserError

@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from zlib import crc32
 
 import numpy as np
@@ -22,7 +22,7 @@ from torch import Tensor
 from tico_ssl.data.bad_files import in_order
 from tico_ssl.data.decoding import BadImage, open_file, picture_size
 from tico_ssl.data.formats.packed import MAGIC, PAGE, PLAIN, PREAMBLE, SPLIT, SUFFIX, first_page, refusing, require
-from tico_ssl.data.source import Reduced, Source
+from tico_ssl.data.source import Reduced, Source, evenly_spaced
 from tico_ssl.data.splits import Part, together
 from tico_ssl.runtime.device import one_thread
 from tico_ssl.runtime.locks import locked
@@ -153,22 +153,21 @@ def original_side(source: Source) -> int:
     them; 0 where none can be read."""
     if source.reduced is not None:
         return source.reduced.original
-    count = min(SAMPLE, len(source))
-    sides = [side for i in range(count) if (side := _stored_side(source, i * len(source) // count)) is not None]
+    places = evenly_spaced(len(source), SAMPLE).tolist()
+    sides = [side for place in places if (side := _stored_side(source, place)) is not None]
     return int(np.median(sides)) if sides else 0
 
 
 def _stored_side(source: Source, place: int) -> int | None:
     """The shorter side of an image: of a file by its header, since large JPEGs are decoded at a fraction of their
     size."""
-    name = source.names(place)
-    with suppress(BadImage, OSError, ValueError):
+    with suppress(Exception):  # decoders fail in many ways; then the pixels tell
         if source.files is not None:
-            with suppress(OSError, ValueError), open_file(source.files(place), name) as file:  # else its pixels tell
+            with open_file(source.files(place), source.names(place)) as file:
                 return min(picture_size(file))
-        elif source.content is not None:
-            with suppress(OSError, ValueError):
-                return min(picture_size(io.BytesIO(source.content(place))))
+        if source.content is not None:
+            return min(picture_size(io.BytesIO(source.content(place))))
+    with suppress(OSError, ValueError):
         return min(source.fetch(place).shape[1:])
     return None
 
@@ -194,18 +193,24 @@ class Unfinished:
         self.bad: list[tuple[int, str]] = []
         out.parent.mkdir(parents=True, exist_ok=True)
         self.paths = [out.with_name(out.name + end) for end in (".partial", ".journal")]
-        self.data, self.journal = self.files = [path.open("a+b") for path in self.paths]
-        self._require_alone()
+        self.journal = self.paths[1].open("a+b")
+        self._require_alone()  # before there is anything that another command could take for its own
+        self.data = self.paths[0].open("a+b")
+        self.files = self.data, self.journal
         self._continue(fingerprint + b"\n", label and f"{label}: existing images")
 
     def _require_alone(self) -> None:
         """Two commands that wrote one file would both append to it. The other may also have ended just now, and have
         taken its journal away."""
-        alone = locked(self.journal) and all(path.exists() for path in self.paths)
+        alone = locked(self.journal) and self._is_there(self.journal)
         if not alone:
-            for file in self.files:
-                file.close()
+            self.journal.close()
         require(alone, f"{self.out}: another command is writing it: wait for its end, or choose another name")
+
+    def _is_there(self, journal: BinaryIO) -> bool:
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(journal.fileno()), self.paths[1].stat())
+        return False
 
     def _continue(self, fingerprint: bytes, label: str | None) -> None:
         size, length = self.data.seek(0), self.journal.seek(0)
@@ -271,12 +276,13 @@ class Unfinished:
         what |= {"shorter": shorter} if shorter > size else {}
         version, text = SPLIT if splits or shorter > size else PLAIN, json.dumps(what).encode()
         self.data.write(text)
-        self.close()
+        self.data.close()
         with self.paths[0].open("r+b", buffering=0) as file:
             file.write(first_page(PREAMBLE.pack(MAGIC, version, crc32(text), end, len(text), end + len(text))))
             os.fsync(file.fileno())
         os.replace(self.paths[0], self.out)  # noqa: PTH105 - atomic
-        self.paths[1].unlink()
+        self.close()  # the lock lasts until here
+        self.paths[1].unlink(missing_ok=True)
         return end + len(text)
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from tico_ssl.results.verdict import between, signed, unsigned
 
 Rows = list[list[Cell | Html | str]]
 DATA_WORDS = {"source": "data", "train": "training images", "test": "test images"}
+DATA_WORDS |= {"packed": "shorter sides in pixels, as packed and before"}
 MOST_ROWS = 8  # metrics of a protocol that are shown at first
 SUMMARY = ("_clean", "_corrupted", "_lost")  # what corruptions come to; each by itself is folded away
 

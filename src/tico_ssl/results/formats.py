@@ -51,11 +51,13 @@ def as_csv(sheet: Sheet) -> str:
 
 
 def require_kind(out: Path, kinds: Iterable[str], what: str) -> None:
-    """Refuse a file whose kind, by its ending, cannot be written."""
+    """Refuse a file whose kind, by its ending, cannot be written, and what is there already and no file."""
     if out.suffix not in (known := sorted(kinds)):
         raise UserError(f"{out}: {what} are written as {', '.join(known)}")
     if out.suffix == ".parquet" and find_spec("pyarrow") is None:
         raise UserError(f"{out}: parquet needs pyarrow: {install_command('parquet')}")
+    if out.exists() and not out.is_file():
+        raise UserError(f"{out} exists and is not a regular file: choose another --out")
 
 
 def safe_cell(text: str) -> str:

@@ -41,8 +41,8 @@ class Entry:
 
 
 def cache_folder() -> Path:
-    """Where the cache is; the folder may not exist yet. A user without a home, as in some containers, has none: an
-    OSError, as of a disk that has no room for one."""
+    """Where the cache is; the folder may not exist yet. An OSError if the user has no home folder, as in some
+    containers."""
     if named := os.environ.get(VARIABLE):
         return Path(named).expanduser()
     try:

@@ -83,7 +83,8 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """An asynchronous copy to the device, from pinned memory: otherwise the host would wait for the stream."""
+    """A copy on the device. To a GPU it is asynchronous, from pinned memory: otherwise the host would wait for the
+    stream. From one it is waited for: the host would read pixels that are not there yet."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    return tensor.to(device, non_blocking=device.type == "cuda")

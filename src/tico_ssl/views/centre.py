@@ -19,20 +19,19 @@ def needed_side(size: int) -> int:
 
 
 def packing_side(size: int) -> int:
-    """The least side of packed squares whose central crops are, but for being resized twice, those of the originals:
-    any other is off by half a pixel in two of three cases."""
+    """The least side of packed squares whose central crops show what those of the originals do; with sides that are no
+    multiple of `WHOLE_OFFSET`, many crops would be off by half a pixel."""
     return math.ceil(needed_side(size) / WHOLE_OFFSET) * WHOLE_OFFSET
 
 
 def smaller_than_needed(reduced: Reduced | None, size: int) -> str | None:
-    """What is to be said of images that were packed at less than an input of this size needs, though they had more;
-    None of others."""
+    """In words, that packing has reduced images to less than an input of this size needs; None if it has not."""
     needed = needed_side(size)
     if reduced is None or reduced.size >= min(needed, reduced.original):
         return None
     return (
-        f"packed at {reduced.size} pixels, of {reduced.original}: a network for {size} takes the central 7/8 of "
-        f"{needed} or more, so numbers are not comparable to those of the originals "
+        f"reduced from {reduced.original} to {reduced.size} pixels by packing, but a network for {size} needs "
+        f"{needed}, of which it takes the central 7/8: numbers are not comparable to those of the originals "
         f"(`tico data pack --size {packing_side(size)}` is enough)"
     )
 
