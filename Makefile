@@ -60,7 +60,7 @@ lint: .venv/.installed-dev
 	touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable ".[dev,docs,parquet,tiff,dicom,onnx,lightning,wandb,mlflow,cloud,slurm]"
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable ".[dev,docs,parquet,tiff,dicom,onnx,hub,lightning,wandb,mlflow,cloud,slurm]"
 	touch $@
 
 .venv/.installed-docs: .venv/.installed
