@@ -20,7 +20,7 @@ demo: .venv/.installed
 	$(BIN)/tico report runs/demo
 
 docs: .venv/.installed-docs
-	$(BIN)/typos README.md CHANGELOG.md SECURITY.md benchmarks/README.md docs/*.md docs/*/*.md
+	$(BIN)/typos README.md CHANGELOG.md CONTRIBUTING.md CODE_OF_CONDUCT.md SECURITY.md benchmarks/README.md docs/*.md docs/*/*.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 test: lint
