@@ -29,7 +29,6 @@ NOT_RUN = {  # what a snippet contains, and why it is not run; commands of tico 
     "hf upload": "needs an account; the folder that it takes is written by the command before",
     "git clone": "fetches from the network",
     "make demo": "installs from the network; what it runs then is on the page, too",
-    "make test": "runs these tests",
     "--slurm": "submits to a cluster (test_slurm.py)",
     "training.sharded=true": "needs several processes (test_collectives.py)",
     "--find-batch": "needs the memory of a GPU",
