@@ -12,8 +12,8 @@ from tico_ssl.cli import app
 INTRODUCTION = """# Command line
 
 `tico VERB --help` prints the same. `KEY=VALUE` overrides a setting of a recipe or protocol by its dotted name; `tico
-describe RECIPE` lists them all. `tico --install-completion` completes verbs, options and recipe names in bash, zsh, fish
-and PowerShell.
+describe RECIPE` lists them all. `tico --install-completion` completes verbs, options and recipe names in bash, zsh,
+fish and PowerShell.
 
 | exit code | meaning |
 |---|---|

@@ -65,4 +65,5 @@ def stated(description: str) -> tuple[str, str, str]:
 
 def studies() -> str:
     """The packaged studies."""
-    return table(["study", "what it compares"], [(code(name), load_study(name).description) for name in packaged_studies()])
+    rows = [(code(name), load_study(name).description) for name in packaged_studies()]
+    return table(["study", "what it compares"], rows)

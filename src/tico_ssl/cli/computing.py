@@ -55,7 +55,8 @@ def pretrain(
         str | None,
         typer.Option(
             metavar="true|false",
-            help="true (default): --init must have weights for the whole backbone; false: what is missing starts at random.",
+            help="true (default): --init must have weights for the whole backbone; false: what is missing starts at "
+            "random.",
         ),
     ] = None,
     epochs: Annotated[
@@ -141,7 +142,11 @@ def evaluate(
         typer.Option(metavar="FILE", help="Weights of a model by name (.safetensors, .pth); by default random."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A first look: only protocols that work on features, on at most 2,000 training and 1,000 test images.")
+        bool,
+        typer.Option(
+            "--quick",
+            help="A first look: only protocols on features, with at most 2,000 training and 1,000 test images.",
+        ),
     ] = False,
     again: Annotated[
         bool, typer.Option("--again", help="With `all`: also repeat protocols that have a result already.")

@@ -56,7 +56,9 @@ def embed(
 def search(
     model: ModelArgument,
     data: ImagesArgument,
-    query: Annotated[list[str] | None, typer.Option(metavar="IMAGE", help="Image to search for; at least one is needed. Repeatable.")] = None,
+    query: Annotated[
+        list[str] | None, typer.Option(metavar="IMAGE", help="Image to search for; at least one is needed. Repeatable.")
+    ] = None,
     top: Annotated[int, typer.Option(metavar="N", help="Number of images to find for each query.")] = 12,
     out: Annotated[
         str | None,

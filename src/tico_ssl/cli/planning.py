@@ -37,7 +37,8 @@ def plan(
         int | None,
         typer.Option(
             metavar="N",
-            help="Images per step on each GPU, so that the batch grows with the GPUs; by default the recipe's batch is divided.",
+            help="Images per step on each GPU, in a batch that grows with their number; by default the recipe's batch "
+            "is divided.",
             min=2,
         ),
     ] = None,
