@@ -20,7 +20,7 @@ demo: .venv/.installed
 	$(BIN)/tico report runs/demo
 
 docs: .venv/.installed-docs
-	$(BIN)/typos README.md CHANGELOG.md SECURITY.md benchmarks/README.md docs/*.md docs/*/*.md
+	$(BIN)/typos README.md CHANGELOG.md CONTRIBUTING.md CODE_OF_CONDUCT.md SECURITY.md benchmarks/README.md docs/*.md docs/*/*.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 test: lint
@@ -60,7 +60,7 @@ lint: .venv/.installed-dev
 	touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable ".[dev,docs,parquet,tiff,dicom,onnx,lightning,wandb,mlflow,cloud,slurm]"
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable ".[dev,docs,parquet,tiff,dicom,onnx,hub,lightning,wandb,mlflow,cloud,slurm]"
 	touch $@
 
 .venv/.installed-docs: .venv/.installed

@@ -28,7 +28,7 @@ from tico_ssl.training.stop import NotFinite
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PROGRAMS = re.compile(r"(tico|torchrun|pip|make|git|python|CUDA_VISIBLE_DEVICES=\S+|\.venv/bin/\S+) ")
+PROGRAMS = re.compile(r"(tico|torchrun|pip|make|git|python|hf|CUDA_VISIBLE_DEVICES=\S+|\.venv/bin/\S+) ")
 SYNOPSIS = re.compile(r"^[^#]*( \[[A-Za-z- ]+\]|\.\.\.)")  # as in `tico report RUN...`, which is no command to type
 OURS = re.compile(r"(?:^| )(?:tico|-m tico_ssl) ")
 

@@ -69,7 +69,8 @@ def test_what_is_scarce_or_missing_has_a_remedy(monkeypatch):
     assert found["folder"].remedy == found["cache"].remedy == "free some space"
     assert found["kernels"].remedy == "install a C compiler (gcc)"
     (tiff,) = [line for line in of("extra") if "tiff" in line]
-    assert tiff.startswith("extra      tiff, without tifffile, for TIFFs")
+    assert tiff.startswith("extra      tiff (TIFFs of ")
+    assert "), tifffile not installed: pip install " in tiff
     assert tiff.endswith("[tiff]'")
     assert not found["result"].prevents
 

@@ -25,8 +25,10 @@ RUN_ELSEWHERE = {  # pages whose snippets run in a test of their own
 }
 NOT_RUN = {  # what a snippet contains, and why it is not run; commands of tico are understood all the same
     "pip install": "fetches from the network",
+    "hf auth login": "needs an account",
+    "hf upload": "needs an account; the folder that it takes is written by the command before",
+    "git clone": "fetches from the network",
     "make demo": "installs from the network; what it runs then is on the page, too",
-    "make test": "runs these tests",
     "--slurm": "submits to a cluster (test_slurm.py)",
     "training.sharded=true": "needs several processes (test_collectives.py)",
     "--find-batch": "needs the memory of a GPU",

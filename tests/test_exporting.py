@@ -436,6 +436,7 @@ def test_a_model_card_says_what_the_run_says(trained, tmp_path):
 def test_a_folder_for_the_hub_takes_a_classifier_and_is_not_overwritten(trained, tmp_path):
     folder, _ = trained
     snippet = export_with_snippet(folder, "huggingface", tmp_path / "hub")
+    assert snippet.endswith(f"then hf upload USER/NAME {tmp_path / 'hub'}")
     names: dict = {}
     exec(snippet, names)
     assert names["config"]["input_size"] == [3, 32, 32]

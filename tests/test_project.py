@@ -29,6 +29,14 @@ def test_workflows_run_make_targets_that_exist():
     assert all(flow["permissions"] == {"contents": "read"} for flow in workflows)
 
 
+def test_files_that_make_names_are_there_and_git_keeps_them():
+    named = re.findall(r"tests/[\w/]+\.py", MAKEFILE)
+    assert len(named) > 3
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+    ignored = (ROOT / ".gitignore").read_text().split()
+    assert not {"dist/", "build/"} & set(ignored)  # which would hide tests/dist, too
+
+
 def test_issue_forms_ask_for_something():
     for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
         form = yaml.safe_load(path.read_text())

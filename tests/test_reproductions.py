@@ -61,6 +61,7 @@ MEASURED = re.compile(r"Here: ([\d.]+) % (by kNN \(k 200\)|linear)(.*), (\d+) (s
 PROTOCOLS = {"by kNN (k 200)": ("knn", "top1_k200"), "linear": ("linear", "top1")}
 DIFFERENT = {  # from the recipe in the measured run, as its description tells
     "cifar10/simclr-lightly": {"method.last_norm_bias": False},
+    "cifar10/tico": {"training.epochs": 60},
     "photos": {"data.image_size": 112},
     "photos-continue": {"training.init": "r/sup"},
 }

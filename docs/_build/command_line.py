@@ -11,10 +11,18 @@ from tico_ssl.cli import app
 
 INTRODUCTION = """# Command line
 
-`tico VERB --help` prints the same. `KEY=VALUE` words override a setting of a recipe or protocol by its dotted name
-(`tico describe RECIPE` lists them). Exit codes: 0; 1 a study with failed runs, or a machine that is not ready (`tico
-doctor`); 2 a mistake that one line explains; 3 a training that became NaN; 75 another process was lost; 130 and 143
-stopped by Ctrl-C and SIGTERM.
+`tico VERB --help` prints the same. `KEY=VALUE` overrides a setting of a recipe or protocol by its dotted name; `tico
+describe RECIPE` lists them all. `tico --install-completion` completes verbs, options and recipe names in bash, zsh,
+fish and PowerShell.
+
+| exit code | meaning |
+|---|---|
+| 0 | success |
+| 1 | some runs of a study failed; `tico doctor`: the machine is not ready; `tico data check`: a file is unreadable |
+| 2 | an error that the last line explains |
+| 3 | training became NaN ([what to do](../runs.md#a-training-that-becomes-nan)) |
+| 75 | another process of a distributed run was lost ([restarts](../scaling.md#stop-and-restart)) |
+| 130, 143 | stopped by Ctrl-C, by SIGTERM |
 """
 
 
@@ -42,13 +50,13 @@ def section(name: str, command: Any) -> str:
     about = " ".join((command.help or "").replace("\b", "").split())
     parts = [f"## tico {name}", f"```text\n{usage}\n```", about]
     if words:
-        parts.append(table(["argument", ""], [(code(word), text) for word, text in called.items()]))
+        parts.append(table(["argument", "meaning"], [(code(word), text) for word, text in called.items()]))
     if options:
         rows = [(code(spelled(one, command)), default(one), one.help or "") for one in options]
-        parts.append(table(["option", "default", ""], rows))
+        parts.append(table(["option", "default", "meaning"], rows))
     if command.epilog:
         lines = [line.strip() for line in command.epilog.replace("\b", "").splitlines() if line.startswith("  ")]
-        parts.append("```sh\n" + "\n".join(lines) + "\n```")
+        parts.append("Example:\n\n```sh\n" + "\n".join(lines) + "\n```")
     return "\n\n".join(parts)
 
 

@@ -13,9 +13,9 @@ from tico_ssl.config.recipe import load_recipe, packaged_recipes
 
 INTRODUCTION = """# Methods and their settings
 
-From the files in `src/tico_ssl/methods/`: what each says of itself, its settings with their defaults, and the recipes
-that use it. A recipe may set other values than the defaults; `tico describe RECIPE` prints them.
-[Methods](../methods.md) compares the methods, says where they depart from their publications, and explains what they
+Each method's docstring, its settings with their defaults, and the recipes that use it, generated from
+`src/tico_ssl/methods/`. A recipe may override the defaults; `tico describe RECIPE` prints its values.
+[Methods](../methods.md) compares the methods, lists where they depart from their publications, and explains what they
 log.
 """
 
@@ -53,7 +53,7 @@ def settings(name: str) -> str:
         for key, field in fields
         if key != "name"
     ]
-    return table(["setting", "type", "default", ""], rows)
+    return table(["setting", "type", "default", "meaning"], rows)
 
 
 def kind(field: FieldInfo) -> str:

@@ -13,10 +13,11 @@ hide: [toc]
 
 # Recipes
 
-`tico describe NAME` prints a recipe with every field documented; its output is itself a recipe file. Accuracies and
-times are those that the recipe's description states: *published* by others, *here* measured with this package, with
-the log of the run. Where both are stated they are of one protocol, which [the descriptions](#what-each-recipe-says)
-name ([reproductions](../reproductions.md), [the paper](../paper.md)). An empty cell means that nothing was measured.
+`tico describe NAME` prints a recipe with every field documented; its output is itself a recipe file. *Published*
+accuracies are those of the original authors or programs; those under *here* were measured with this package and link to
+the log of the run. Two numbers in one row are of the same protocol, which [the recipe's
+description](#what-each-recipe-says) names ([reproductions](../reproductions.md), [the paper](../paper.md)). An empty
+cell means that nothing has been measured or published.
 """
 HEAD = ["recipe", "method", "backbone", "data", "epochs", "batch", "published, %", "here, %", "time here"]
 HERE = re.compile(r"Here: ([\d.]+) % (.*?), ([\d.]+ (?:seconds|minutes|hours) on [^,(]*) \((\S+)\)")
@@ -64,4 +65,5 @@ def stated(description: str) -> tuple[str, str, str]:
 
 def studies() -> str:
     """The packaged studies."""
-    return table(["study", ""], [(code(name), load_study(name).description) for name in packaged_studies()])
+    rows = [(code(name), load_study(name).description) for name in packaged_studies()]
+    return table(["study", "what it compares"], rows)

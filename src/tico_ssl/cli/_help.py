@@ -10,6 +10,16 @@ ORDER = (
 )
 
 
+class Whole:
+    """A verb whose line in a list of verbs is its first sentence, wrapped instead of cut."""
+
+    help: str | None
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """The first sentence."""
+        return " ".join((self.help or "").split()).partition(". ")[0].removesuffix(".") + "."
+
+
 class Verbs(TyperGroup):
     """All verbs."""
 
@@ -18,7 +28,7 @@ class Verbs(TyperGroup):
         return sorted(super().list_commands(ctx), key=ORDER.index)
 
 
-class Verb(TyperCommand):
+class Verb(Whole, TyperCommand):
     """A verb. Typer itself writes types and further brackets around the metavars of arguments."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:

@@ -32,7 +32,7 @@ def finetune(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the classifier if there is one.")] = False,
 ) -> None:
-    """Make a classifier from a backbone and labelled images. Writes the model, its accuracy and a page about it."""
+    """Train a classifier on a backbone with labelled images. Writes the model, its accuracy and an HTML page."""
     from tico_ssl.classifying.finetune import finetune as make
     from tico_ssl.runtime.progress import is_main, say
 
@@ -63,12 +63,12 @@ def predict(
             metavar="FILE", help="File to write: .csv, .jsonl or .parquet; by default a short table is printed."
         ),
     ] = None,
-    top: Annotated[int, typer.Option(metavar="N", help="Number of classes to name per image.", min=1)] = 5,
+    top: Annotated[int, typer.Option(metavar="N", help="Number of classes per image, the likeliest first.", min=1)] = 5,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the file if it exists, and start anew.")
+        bool, typer.Option("--overwrite", help="Replace the file if it exists, and start over.")
     ] = False,
 ) -> None:
-    """Name the likeliest classes of images. The same command continues after an interruption."""
+    """Predict the classes of images. After an interruption, the same command continues."""
     from tico_ssl.classifying.predict import predict as work
     from tico_ssl.classifying.summary import print_predictions
     from tico_ssl.runtime.progress import say

@@ -55,7 +55,8 @@ def pretrain(
         str | None,
         typer.Option(
             metavar="true|false",
-            help="Whether initial weights must match the whole backbone (default), or the rest starts at random.",
+            help="true (default): --init must have weights for the whole backbone; false: what is missing starts at "
+            "random.",
         ),
     ] = None,
     epochs: Annotated[
@@ -113,7 +114,7 @@ def pretrain(
 def replay(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder whose training stopped at NaN.")],
 ) -> None:
-    """Carry out again the step at which a training became NaN. Says where it began, why, and what to try."""
+    """Repeat the step at which a training became NaN. Shows the first bad value, its likely cause and what to try."""
     from tico_ssl.runtime.progress import say
     from tico_ssl.training.start import replay as explain
 
@@ -141,12 +142,16 @@ def evaluate(
         typer.Option(metavar="FILE", help="Weights of a model by name (.safetensors, .pth); by default random."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A first look: protocols that need features only, on some of the images.")
+        bool,
+        typer.Option(
+            "--quick",
+            help="A first look: only protocols on features, with at most 2,000 training and 1,000 test images.",
+        ),
     ] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="With `all`: also protocols that already have this result.")
+        bool, typer.Option("--again", help="With `all`: also repeat protocols that have a result already.")
     ] = False,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Compute everything again, and cache nothing.")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Recompute everything, and cache nothing.")] = False,
     bf16: BF16Option = False,
     against: Annotated[
         list[str] | None,
@@ -157,7 +162,7 @@ def evaluate(
         ),
     ] = None,
 ) -> None:
-    """Evaluate a backbone beside an untrained one. `all`: by every protocol that the data allow, cheap ones first."""
+    """Evaluate a backbone beside an untrained one. `all` runs every protocol that the data allow, cheap ones first."""
     from tico_ssl.evaluations._evaluate import ALL, evaluate_all, imported
     from tico_ssl.evaluations._single import NotSaved
     from tico_ssl.features.homes import home_of, is_model_name
@@ -213,7 +218,7 @@ def study(
         str | None, typer.Option(metavar="FOLDER", help="Folder of the study; by default runs/study-STUDY.")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="RUN", help="Run to carry out, repeatable; by default all.")
+        list[str] | None, typer.Option(metavar="RUN", help="Run only this one; by default all. Repeatable.")
     ] = None,
     side_by_side: Annotated[
         int | None,
@@ -282,10 +287,10 @@ def bench(
         str | None, typer.Option(metavar="FILE", help="JSON file for the measurements; by default none.")
     ] = None,
     methods: Annotated[
-        bool, typer.Option("--methods", help="Also time a step of every method at this network and batch size.")
+        bool, typer.Option("--methods", help="Also time a step of every method with this network and batch size.")
     ] = False,
 ) -> None:
-    """Measure training throughput. Also its upper bound (roofline) and the time of each stage."""
+    """Measure training throughput. Also shows its upper bound (roofline) and the time of each stage."""
     from tico_ssl.bench import bench as measure
     from tico_ssl.bench.table import print_report
 

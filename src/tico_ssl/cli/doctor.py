@@ -7,7 +7,7 @@ from tico_ssl.cli._app import verb
 
 @verb("tico doctor")
 def doctor() -> None:
-    """Examine this machine. Says what it has for training, what is missing, and what to do. Exit code 1 if training
+    """Check whether this machine is ready for training. Says what is missing and what to do; exit code 1 if training
     cannot run here."""
     from tico_ssl.runtime.checkup import examine
     from tico_ssl.runtime.progress import say

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 FEWEST = 2  # images in a batch: BatchNorm needs a variance
 
-data_app = typer.Typer(help="Preview, check and pack images; verify a packed file.", no_args_is_help=True)
+data_app = typer.Typer(
+    help="Preview, check and pack images; verify a packed file.",
+    no_args_is_help=True,
+    epilog="\b\nExample:\n  tico data check photos/",
+)
 app.add_typer(data_app, name="data")
 
 
@@ -79,8 +83,8 @@ def _training(source: str, images: int, report: "CheckReport", channels: int) ->
 @verb("tico data pack photos/ photos.tico --size 256", of=data_app)
 def pack(
     source: SourceArgument,
-    out: Annotated[str, typer.Argument(metavar="OUT", help="File to write, *.tico.")],
-    size: Annotated[int, typer.Option(metavar="PIXELS", help="Shorter side of images.")] = 256,
+    out: Annotated[str, typer.Argument(metavar="OUT", help="File to write, ending in .tico.")],
+    size: Annotated[int, typer.Option(metavar="PIXELS", help="Shorter side of the stored images, in pixels.")] = 256,
     jpeg: Annotated[
         bool, typer.Option("--jpeg", help="Store whole images as JPEG instead of raw central squares.")
     ] = False,

@@ -14,7 +14,7 @@ LISTS = ("recipes", "studies", "methods", "views", "data", "backbones", "evaluat
 @verb("tico report runs/mine")
 def report(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Run folders, or that of a study; others are passed over.")
+        list[str], typer.Argument(metavar="RUN...", help="Run folders, or a study folder; anything else is skipped.")
     ],
     data: DataOption = None,
     out: Annotated[
@@ -25,7 +25,7 @@ def report(
         int, typer.Option(metavar="N", min=0, help="Images on the map of a run; 0: no map and no gallery.")
     ] = 10_000,
 ) -> None:
-    """Write an HTML report. It is one file that needs no network; its figures are also SVG and PNG."""
+    """Write an HTML report. It is one self-contained file; its figures are also written as SVG and PNG."""
     from tico_ssl.report import report as write
     from tico_ssl.runtime.progress import say
 
@@ -37,7 +37,7 @@ def report(
 @verb("tico compare runs/a runs/b --format markdown")
 def compare(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Run folders or study folders; others are passed over.")
+        list[str], typer.Argument(metavar="RUN...", help="Run folders or study folders; anything else is skipped.")
     ],
     format: Annotated[
         str | None,
@@ -73,12 +73,12 @@ def list_(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="WHAT",
-            help="recipes, studies, methods, views, data, backbones, evaluations, exporting.",
+            metavar="[WHAT]",
+            help="recipes, studies, methods, views, data, backbones, evaluations or exporting; by default all.",
             autocompletion=completing.one_of(*LISTS),
         ),
     ] = "all",
-    search: Annotated[str, typer.Argument(metavar="TEXT", help="Only names that contain this; by default all.")] = "",
+    search: Annotated[str, typer.Argument(metavar="[TEXT]", help="Only names that contain this; by default all.")] = "",
 ) -> None:
     """List recipes, methods, backbones, data, evaluations and more."""
     from tico_ssl.listing import print_catalogue
@@ -98,7 +98,7 @@ def describe(
     ],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Overrides.")] = None,
 ) -> None:
-    """Print a recipe or a study, every field with its meaning. The output is itself a recipe."""
+    """Print a recipe or a study with every field explained. The output is itself a recipe."""
     from tico_ssl.listing import describe as in_words
 
     typer.echo(printable_lines(in_words(recipe, changes_of(overrides or []))))
@@ -111,12 +111,12 @@ def cache(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Set the size limit, such as 20G, and remove what exceeds it; by default it stays as it is.",
+            help="Set the size limit, such as 20G, and remove what exceeds it; by default the limit stays as it is.",
         ),
     ] = None,
     clear: Annotated[bool, typer.Option("--clear", help="Remove entries that no command uses now.")] = False,
 ) -> None:
-    """Show, limit or clear the decoded images that are kept between commands."""
+    """Show, limit or clear what is cached between commands, mostly decoded images."""
     from tico_ssl.runtime import cache_folder
     from tico_ssl.runtime.progress import say
 

@@ -56,7 +56,9 @@ def embed(
 def search(
     model: ModelArgument,
     data: ImagesArgument,
-    query: Annotated[list[str] | None, typer.Option(metavar="IMAGE", help="Image to look for. Repeatable.")] = None,
+    query: Annotated[
+        list[str] | None, typer.Option(metavar="IMAGE", help="Image to search for; at least one is needed. Repeatable.")
+    ] = None,
     top: Annotated[int, typer.Option(metavar="N", help="Number of images to find for each query.")] = 12,
     out: Annotated[
         str | None,
@@ -93,14 +95,14 @@ def curate(
         float | None,
         typer.Option(
             metavar="COSINE",
-            help="Cosine from which images are near-duplicates, -1 to 1; by default from nearest neighbours.",
+            help="Cosine similarity (-1 to 1) above which images are near-duplicates; by default chosen from the data.",
         ),
     ] = None,
     neighbours: Annotated[
-        int, typer.Option(metavar="N", help="Neighbours whose mean distance is the outlier score.")
+        int, typer.Option(metavar="N", help="Number of neighbours whose mean distance is the outlier score.")
     ] = 10,
     subset: Annotated[
-        int | None, typer.Option(metavar="N", help="Also choose so many images that cover all; by default none.")
+        int | None, typer.Option(metavar="N", help="Also choose N images that cover the whole set; by default none.")
     ] = None,
     weights: WeightsOption = None,
     split: SplitOption = "all",

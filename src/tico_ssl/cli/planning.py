@@ -23,11 +23,11 @@ def plan(
             autocompletion=completing.recipe,
         ),
     ] = None,
-    gpus: Annotated[int, typer.Option(metavar="N", help="GPUs in a node.", min=1, max=1024)] = 8,
-    nodes: Annotated[int, typer.Option(metavar="N", help="Nodes.", min=1, max=1024)] = 1,
+    gpus: Annotated[int, typer.Option(metavar="N", help="GPUs per node.", min=1, max=1024)] = 8,
+    nodes: Annotated[int, typer.Option(metavar="N", help="Number of nodes.", min=1, max=1024)] = 1,
     gpu: Annotated[
         str,
-        typer.Option(metavar="GPU", help="The kind of GPU: h200, or the file of a `tico bench --out` on another one."),
+        typer.Option(metavar="GPU", help="Kind of GPU: h200, or a file written by `tico bench --out` on another one."),
     ] = "h200",
     images: Annotated[
         int | None,
@@ -37,21 +37,22 @@ def plan(
         int | None,
         typer.Option(
             metavar="N",
-            help="Images of a step on each GPU, in a batch that grows; by default the recipe's batch.",
+            help="Images per step on each GPU, in a batch that grows with their number; by default the recipe's batch "
+            "is divided.",
             min=2,
         ),
     ] = None,
     nvlink: Annotated[
-        float, typer.Option(metavar="GB/S", help="GB/s of a GPU each way inside a node.", min=0.001)
+        float, typer.Option(metavar="GB/S", help="Bandwidth of a GPU within a node, each way, in GB/s.", min=0.001)
     ] = 450.0,
     network: Annotated[
-        float, typer.Option(metavar="GB/S", help="GB/s of a GPU each way between nodes.", min=0.001)
+        float, typer.Option(metavar="GB/S", help="Bandwidth of a GPU between nodes, each way, in GB/s.", min=0.001)
     ] = 50.0,
     out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="JSON file to write as well; by default none.")
+        str | None, typer.Option(metavar="FILE", help="JSON file for the estimate; by default none.")
     ] = None,
 ) -> None:
-    """Estimate time and GPU hours of a recipe on 1 to 1,024 GPUs, and what a step sends. Makes two steps on the CPU."""
+    """Estimate the time and GPU hours of a recipe on 1 to 1,024 GPUs. Takes two training steps on the CPU."""
     from tico_ssl.config.recipe import load_recipe
     from tico_ssl.runtime.files import write_atomically
     from tico_ssl.runtime.progress import say

@@ -32,10 +32,10 @@ def evaluate(
     """Evaluate a run, a backbone file or a model by name, append the result to its results.jsonl, and return it:
     `numbers`, `intervals` and `differences`, by representation ("trained", "untrained", ...) and metric.
 
-    `protocol` is one of `tico list evaluations`, or the dotted path of yours, and `overrides` are its settings. `data`
-    are by default the run's. `weights` is a file of weights for a model by name, which is random without. `cache=False`
-    computes everything again. With `bf16`, frozen features are computed in bf16. `against` are models to compare with:
-    further columns, on the same images. If the result cannot be written, this is said, and it is returned all the same.
+    `protocol` is one of `tico list evaluations`, or the dotted path of your own; `overrides` are its settings. `data`
+    are by default the run's. `weights` is a file of weights for a model by name, whose weights are random otherwise.
+    `cache=False` recomputes everything. `bf16` computes frozen features in bf16. `against` adds columns for other
+    models, on the same images. If the result cannot be saved, a warning is printed and it is still returned.
 
         result = evaluate("runs/mine", "knn", data="labelled/")
         result.numbers["trained"]["top1_k20"], result.intervals["trained"]["top1_k20"]

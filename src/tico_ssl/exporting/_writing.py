@@ -33,9 +33,9 @@ def export(
     """Write the backbone of a run, or a classifier, for another library, weight standardisation folded in, and return
     the path `out`.
 
-    `format` is one of `tico list exporting`, or the dotted path of yours. `network` is the trained network, or the
-    target that followed it. With `preprocessing` inside, the file takes uint8 pixels and normalises them itself;
-    inside-float: the same for values from 0 to 1.
+    `format` is one of `tico list exporting`, or the dotted path of your own. `network` is online, the trained network,
+    or target, its moving average. With `preprocessing` inside, the file takes uint8 pixels and normalises them itself;
+    with inside-float, values from 0 to 1.
 
         export("runs/mine", "onnx", "backbone.onnx", preprocessing="inside")
     """

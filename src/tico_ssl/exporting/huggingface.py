@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +40,8 @@ def write(backbone: Backbone, out: Path, origin: Origin) -> str:
         (folder / "model.safetensors").write_bytes(save(plain_state(model), metadata={"format": "pt"}))
         (folder / "README.md").write_text(model_card(model, origin, out.name), encoding="utf-8")
         _require_same(model, folder)
-    return "\n".join(using(model, f"local-dir:{out}"))
+    publish = shlex.join(["hf", "upload", "USER/NAME", str(out)])
+    return "\n".join([*using(model, f"local-dir:{out}"), "", f"# to publish it: hf auth login, then {publish}"])
 
 
 def timm_config(model: Backbone) -> dict[str, Any]:

@@ -30,10 +30,10 @@ def embed(
     """Write features, paths, splits and labels (if any) of images as .npz, .npy, .csv, .parquet or .pt, and return the
     path of the file.
 
-    `run` is a run folder, a backbone file, or a model by name with a file of its `weights`. Features are kept in a
-    folder beside `out` until all are there: if this is killed, the same call continues. Under a launcher every process
-    computes a share of them. With `bf16` they are computed in bf16, with `normalise` divided by their length. `data`
-    are by default the run's, and `split` takes one of train, val and test instead of all.
+    `run` is a run folder, a backbone file, or a model by name with a file of its `weights`. `data` are by default the
+    run's; `split` selects train, val or test instead of all. `bf16` computes features in bf16; `normalise` divides them
+    by their length. Unfinished work is kept in a folder beside `out`, so after an interruption the same call
+    continues. With several processes, each computes a share.
 
         features = numpy.load(embed("runs/mine", "photos/"))["features"]
     """

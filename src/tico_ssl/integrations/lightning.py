@@ -38,7 +38,7 @@ CPU = torch.device("cpu")
 
 
 class LightningMethod(LightningModule):
-    """The method of a recipe, or another one with the recipe's views and optimiser.
+    """A LightningModule for a recipe's method, or for a `method` of your own with the recipe's views and optimiser.
 
     A batch is uint8 images, of which the recipe's views are made on the device, or the views themselves, either with
     labels or without (`_batches.read_batch`). The Trainer decides how long to train, in which precision and where.

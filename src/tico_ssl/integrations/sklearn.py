@@ -25,8 +25,8 @@ ONE_IMAGE = (str, Path, Image.Image)
 
 
 class ImageEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Images to the features of a backbone: of a run folder, a backbone file, or one that is loaded. There is nothing
-    to fit. A pickle holds the path of a model, or the weights of one that is loaded.
+    """Transforms images to the features of a backbone: a run folder, a backbone file, or a loaded backbone. There is
+    nothing to fit. A pickle contains the path of a model, or the weights of a loaded one.
 
     `batch_size` images go through the network at once, on `device`, by default the GPU if there is one. With
     `normalise`, rows have length 1.
@@ -45,7 +45,7 @@ class ImageEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.device = device
 
     def fit(self, X: Any = None, y: Any = None) -> "ImageEmbedder":
-        """Nothing to learn; images are not looked at."""
+        """Does nothing; there is nothing to learn."""
         self._backbone()
         return self
 

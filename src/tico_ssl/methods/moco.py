@@ -9,13 +9,12 @@ The loss uses the queue without this step's keys; it has the keys of all process
 original updates the target before it computes keys. Its first update does nothing, since both networks start equal, so
 updating after the step gives the same sequence.
 
-A query's own key comes from the images of its batch, the keys in the queue from others. So BatchNorm statistics of the
-batch are common to a query and its own key alone, and a network could tell it from the rest by them, without a look at
-the image. The original's ShuffleBN is against that: statistics are those of one GPU's images, and keys are computed on
-other GPUs than their queries. With `bn_splits` k, queries and keys are computed in k groups each, with statistics of
-their own: image i is in query group i mod k and in key group (i / k) mod k, so that the groups of a query and of its
-key have only 1 / k of their images in common. The order of images is random, so nothing has to be drawn. Groups reach
-over all processes.
+A query's own key is computed in its own batch, the keys in the queue in others. So a query shares the batch's BatchNorm
+statistics only with its own key, and a network could recognise the key by them, without looking at the image. The
+original's remedy is ShuffleBN: statistics are those of one GPU's images, and keys are computed on other GPUs than their
+queries. With `bn_splits` k, queries and keys are computed in k groups each, with separate statistics: image i is in
+query group i mod k and in key group (i / k) mod k, so that the groups of a query and of its key have only 1 / k of
+their images in common. The order of images is random already, so no shuffling is needed. Groups span all processes.
 
 Version 1 has a linear head and T = 0.07, version 2 two layers and T = 0.2.
 """
@@ -110,8 +109,9 @@ class Config(MethodConfig):
     queue_per_view: bool = False
     """symmetric: each direction has a queue of its own, with the keys of one view (solo-learn)."""
     bn_splits: Annotated[int, Field(ge=1)] = 1
-    """Groups of the batch with BatchNorm statistics of their own, other groups for keys than for queries, against
-    their leak (ShuffleBN); 1: statistics of the whole batch. Its square must divide the batch of a process."""
+    """Number of groups of the batch with separate BatchNorm statistics, different groups for queries and keys, so that
+    the statistics do not reveal the key (ShuffleBN); 1: statistics of the whole batch. Its square must divide the batch
+    of a process."""
 
     def check_batch(self, batch: int, together: int) -> None:
         """Groups of one size, and a queue that a whole number of steps fills."""

@@ -58,9 +58,9 @@ def tico_loss(
     """TiCo's loss of raw embeddings (n, d) of the two networks, given the covariance (d, d) of the step before.
 
     `rho` is the weight of the contrast, `beta` the decay of the covariance's moving average. `detach` stops the
-    gradient through the batch covariance, `source` is the network whose embeddings form the covariance, `average` the
-    mean of a matrix over processes: by default there is one. `check_finite` synchronises with the GPU: turn it off
-    inside a captured step, or for `torch.compile(fullgraph=True)`.
+    gradient through the batch covariance, `source` is the network whose embeddings form the covariance, and `average`
+    is a function that averages a matrix over processes; by default there is one process. `check_finite` synchronises
+    with the GPU: turn it off inside a captured step, or for `torch.compile(fullgraph=True)`.
 
         loss, invariance, contrast, covariance = tico_loss(online, target, covariance)  # at first torch.zeros(d, d)
     """
@@ -111,9 +111,9 @@ def _check_shapes(online: Tensor, target: Tensor, covariance: Tensor) -> None:
 class TiCoLoss(nn.Module):
     """`tico_loss` with its state: `covariance` is a buffer, so it is saved, moved and resumed with the module.
 
-    Called with the raw embeddings (batch, dim) of the online and the target network, it returns the loss, and in
-    training mode it updates the covariance, which is that of all processes of torch.distributed. `dim` is the width of
-    the embeddings; `rho`, `beta`, `detach`, `source` and `check_finite` are as in `tico_loss`.
+    Called with the raw embeddings (batch, dim) of the online and the target network, it returns the loss. In training
+    mode it also updates the covariance, which is averaged over all processes of torch.distributed. `dim` is the
+    dimension of the embeddings; `rho`, `beta`, `detach`, `source` and `check_finite` are as in `tico_loss`.
 
         criterion = TiCoLoss(dim=256)
         loss = criterion(online_embeddings, target_embeddings)

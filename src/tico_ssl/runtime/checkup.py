@@ -189,8 +189,8 @@ def _shared_memory() -> Iterator[Finding]:
 def _extras() -> Iterator[Finding]:
     for name, extra in EXTRAS.items():
         missing = extra.missing()
-        state = f"without {' and '.join(missing)}" if missing else "installed"
-        yield Finding("extra", f"{name}, {state}, for {extra.purpose}", install_command(name) if missing else "")
+        state = f"{' and '.join(missing)} not installed" if missing else "installed"
+        yield Finding("extra", f"{name} ({extra.purpose}), {state}", install_command(name) if missing else "")
 
 
 def _attempt(torch: Any) -> Finding:

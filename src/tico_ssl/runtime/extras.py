@@ -28,6 +28,7 @@ EXTRAS = {
     "tiff": Extra(("tifffile",), "TIFFs of 16-bit colour, with several images, or cut into tiles"),
     "dicom": Extra(("pydicom",), "DICOM files"),
     "onnx": Extra(("onnx", "onnxscript", "onnxruntime"), "tico export RUN onnx"),
+    "hub": Extra(("huggingface_hub",), "hf upload, which publishes what tico export RUN huggingface writes"),
     "lightning": Extra(("lightning",), "training by Lightning's Trainer"),
     "wandb": Extra(("wandb",), "training.loggers=[wandb]"),
     "mlflow": Extra(("mlflow",), "training.loggers=[mlflow]"),

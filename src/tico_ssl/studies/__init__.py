@@ -43,11 +43,11 @@ def study(
     only: Sequence[str] = (),
     side_by_side: int | None = None,
 ) -> Summary:
-    """Carry out the unfinished runs of a study, write its table, and return what is in it. The same call resumes after
+    """Run the unfinished runs of a study, write its table, and return its contents. The same call resumes after
     an interruption. A run that fails does not stop the others: see `Summary.failures`.
 
     `name` is a packaged study or a YAML file. `data` and `overrides` hold for all runs; `out` is the folder, by default
-    runs/study-NAME. `only` names runs to carry out, by default all; `side_by_side` is how many at a time, by default 3
+    runs/study-NAME. `only` names the runs to run, by default all; `side_by_side` is how many at a time, by default 3
     per GPU, or 1 per 4 threads of a CPU.
 
         summary = study("mine.yaml")

@@ -42,9 +42,9 @@ def pretrain(
 
     `recipe` is a packaged name, a YAML file or a mapping. `data` are the images: what `--data` takes, a torch data set,
     or a list of pairs of an image and a label; by default the recipe's. `out` is the run folder, by default runs/ and
-    the recipe's name. `overrides` are settings by their path. An existing run is an error, unless `resume` continues
-    it (or starts one) or `overwrite` replaces it. `init` is what the backbone starts from (training.init); by default
-    it is random.
+    the recipe's name. `overrides` maps dotted names of settings to values. An existing run is an error, unless `resume`
+    continues it (or starts one) or `overwrite` replaces it. `init` are the weights that the backbone starts from, as in
+    `--init`; by default they are random.
 
         run = pretrain("photos", data="photos/", out="runs/mine", overrides={"training.epochs": 100})
         backbone = load_backbone(run.folder)
