@@ -71,9 +71,9 @@ def test_training_says_in_its_log_how_long_it_will_take(tmp_path, tiny, monkeypa
     monkeypatch.setattr(forecast, "TIMED", 0.2)
     monkeypatch.setattr("tico_ssl.training.pretrain.duration", lambda seconds: f"{seconds:.3f} s")
     run = pretrain("demo", out=tmp_path / "run", overrides=tiny | {"training.epochs": 10})
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.endswith("as fast as it is now")]
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" at the present speed")]
     assert line in (run.folder / "train.log").read_text()
-    assert " for 10 epochs, " in line or " of 10 epochs, " in line
+    assert " for 10 epochs at" in line or " of 10 epochs at" in line
     seconds = [entry["seconds"] for entry in run.metrics()]
     assert 1 / 3 < float(line.split()[1]) / (seconds[-1] - seconds[5]) < 3  # this machine may have other things to do
 

@@ -202,8 +202,8 @@ def test_the_decay_of_a_tensor_is_a_tensor(progress):
     [
         (10.0, 100, 70, ""),
         (10.0, 20, 70, ""),
-        (10.0, 19, 13, "a warm-up of 10 epochs is too long for 19: it takes 1.9"),
-        (10.0, 1, 1, "a warm-up of 10 epochs is too long for 1: it takes 0.14"),
+        (10.0, 19, 13, "a warm-up of 10 epochs is too long for a run of 19: shortened to 1.9"),
+        (10.0, 1, 1, "a warm-up of 10 epochs is too long for a run of 1: shortened to 0.14"),
         (0.0, 1, 0, ""),
     ],
 )

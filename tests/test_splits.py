@@ -149,7 +149,7 @@ def test_folders_of_annotations_are_no_classes_in_any_command(tmp_path, tiny, ba
     pretrain("demo", data=root, out=tmp_path / "run", overrides=settings | {"optimizer.warmup_epochs": 10})
     said = capsys.readouterr().out
     assert "8 images (no labels)" in said
-    assert "a warm-up of 10 epochs is too long for 1" in said
+    assert "a warm-up of 10 epochs is too long for a run of 1" in said
     with np.load(embed(backbone, str(root), tmp_path / "f.npz")) as table:
         assert "labels" not in table and table["splits"].tolist() == ["train"] * 8
     with pytest.raises(UserError, match=r"knn needs labels: .* \(see data=\)"):

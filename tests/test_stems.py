@@ -47,7 +47,7 @@ def test_between_small_and_large_images_the_other_stem_is_named(image_size, said
 
 def test_what_is_said_of_the_stems_is_true():
     said = coarse_stem(build(64).network, 64)
-    assert "last maps are 2 pixels" in said and "backbone.stem=small 8:" in said
+    assert "the last feature maps are 2 x 2 pixels" in said and "backbone.stem=small would make them 8 x 8," in said
     images = torch.zeros(1, 3, 64, 64)
     for stem, side in (("standard", 2), ("small", 8)):
         network, seen = build(64, stem).network.eval(), []
@@ -75,7 +75,7 @@ def test_a_run_of_an_earlier_version_is_resumed_with_its_stem(tmp_path, tiny, ca
     settings = tiny | {"data.limit": 8, "data.image_size": 52, "training.batch_size": 4, "training.epochs": 1}
     run = pretrain("demo", out=tmp_path / "new", overrides=settings)
     said = capsys.readouterr().out
-    assert "the last maps are 2 pixels wide and high; with backbone.stem=small 7" in said
+    assert "the last feature maps are 2 x 2 pixels; backbone.stem=small would make them 7 x 7" in said
     assert "with the standard stem, " in said
     assert not has_small_stem(load_backbone(run.folder).network)
     run = pretrain("demo", out=tmp_path / "run", overrides=settings | {"backbone.stem": "small"})

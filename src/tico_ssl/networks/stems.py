@@ -36,8 +36,9 @@ def coarse_stem(network: Any, image_size: int) -> str:
     """What the other stem would do for images between small and large ones, in words; empty for others."""
     if not has_stem(network) or has_small_stem(network) or image_size >= COARSE:
         return ""
-    ends = f"the last maps are {-(-image_size // 32)} pixels wide and high"
-    return f"{ends}; with backbone.stem=small {-(-image_size // 8)}: finer features, for up to 16 times the arithmetic"
+    coarse, fine = (f"{side} x {side}" for side in (-(-image_size // 32), -(-image_size // 8)))
+    finer = f"backbone.stem=small would make them {fine}, for up to 16 times the arithmetic"
+    return f"the last feature maps are {coarse} pixels; {finer}"
 
 
 def like(convolution: nn.Conv2d, **changes: Any) -> nn.Conv2d:

@@ -150,7 +150,7 @@ def _cores(torch: Any) -> Finding:
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     bf16 = "bf16 is faster here" if has_bf16(torch.device("cpu")) else "bf16 is not faster here"
     threads = counted(torch.get_num_threads(), "thread")
-    text = f"{counted(mine or 1, 'core')} for this process of {os.cpu_count()}, {threads} for torch; {bf16}"
+    text = f"{mine} of {counted(os.cpu_count() or 1, 'core')} usable, torch takes {threads}; {bf16}"
     return Finding("cpu", text)
 
 

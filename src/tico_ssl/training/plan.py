@@ -36,8 +36,8 @@ class Plan:
         if self.warmup == round(self.optimizer.warmup_epochs * self.steps_per_epoch):
             return ""
         epochs, asked = self.steps // self.steps_per_epoch, self.optimizer.warmup_epochs
-        takes = f"takes {self.epoch(self.warmup):.2g}" if self.warmup else "is left out"
-        return f"a warm-up of {asked:g} epochs is too long for {epochs}: it {takes}"
+        instead = f"shortened to {self.epoch(self.warmup):.2g}" if self.warmup else "left out"
+        return f"a warm-up of {asked:g} epochs is too long for a run of {epochs}: {instead}"
 
     @property
     def end_lr(self) -> float:

@@ -176,7 +176,7 @@ class _Moments:
         which = (
             counted(epochs, "epoch") if left > epochs - 1 else f"the remaining {left:.0f} of {counted(epochs, 'epoch')}"
         )
-        self.monitor.note(f"about {duration(seconds)} for {which}, as fast as it is now")
+        self.monitor.note(f"about {duration(seconds)} for {which} at the present speed")
 
     def between(self, done: int) -> None:
         setup, settings = self.setup, self.setup.recipe.training
