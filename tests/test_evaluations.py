@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
-from tico_ssl import embed, evaluate, load_backbone
+from tico_ssl import embed, evaluate, load_backbone, pretrain
 from tico_ssl.config.recipe import load_recipe
 from tico_ssl.config.sections import BackboneConfig, DataConfig
 from tico_ssl.data.arrays import from_arrays
@@ -28,6 +28,7 @@ from tico_ssl.features.settings import Voters
 from tico_ssl.features.splits import splits
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.pipeline.packing import pack
+from tico_ssl.results.record import SEEN, split_words
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.online_knn import OnlineKnn
@@ -172,6 +173,18 @@ def test_data_without_a_test_split_are_split_within_classes(run, folder_of_image
     assert len(names) == 12
     result = evaluate(run.folder, "knn", data=str(folder_of_images))
     assert "pixels" not in result.numbers  # images of many sizes
+
+
+def test_only_images_that_pretraining_has_seen_are_said_to_be(run, tiny, folder_of_images, tmp_path):
+    """Of held-out images of the run's own data, wherever the command is given; other images are new to it."""
+    own = pretrain("demo", str(folder_of_images), tmp_path / "own", tiny | {"training.batch_size": 4})
+    for place, seen in [(None, True), (f"{folder_of_images}/", True), (folder_of_images / "cats", None)]:
+        context = open_context(own.folder, place)
+        assert context.data.get(SEEN) is seen
+        assert ("seen without labels" in split_words(context.data)) is bool(seen)
+    assert SEEN not in open_context(run.folder, str(folder_of_images)).data
+    assert SEEN not in open_context(own.backbone_file, str(folder_of_images)).data  # a file knows no data
+    assert SEEN not in open_context(run.folder).data  # they have a test split, which pretraining leaves out
 
 
 def test_labels_that_are_not_there_are_asked_for(run, folder_of_images, tmp_path):

@@ -26,10 +26,10 @@ from tico_ssl.features.extraction import needed_side, pixels
 from tico_ssl.features.frozen import Features, frozen_features
 from tico_ssl.features.homes import INITIAL, PIXELS, TRAINED, UNTRAINED
 from tico_ssl.features.lazy import LazyBackbone, LazyBackbones, ready
-from tico_ssl.features.splits import splits
+from tico_ssl.features.splits import DRAWN, splits
 from tico_ssl.features.subjects import Subject, open_others, open_subject, untrained_twin
 from tico_ssl.networks.backbones import Backbone
-from tico_ssl.results.record import Numbers, Result
+from tico_ssl.results.record import SEEN, Numbers, Result
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import choose_device
 from tico_ssl.runtime.errors import refusal
@@ -252,6 +252,7 @@ def open_context(
     twin = untrained_twin(backbone, train, seed, device, config.reduced_decoding)
     dtype = torch.bfloat16 if bf16 else torch.float32
     described = {"source": shown(config), "train": len(train), "test": len(test), "split": how}
+    described |= {SEEN: True} if subject.knows_its_data and how.startswith(DRAWN) else {}
     described |= {"precision": "bf16"} if bf16 else {}
     described |= {} if smaller is None or test.reduced is None else {"packed": list(test.reduced)}
     context = Context(

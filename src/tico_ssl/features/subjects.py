@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -42,11 +43,23 @@ class Subject:
     trained: bool = True
     given: str = ""
     """What it was given as."""
+    pretrained_on: str | list[str] | None = None
+    """The source that it was pretrained on; None if that is unknown."""
 
     @property
     def described(self) -> dict[str, str]:
         """As results describe a model that they compare with."""
         return {"model": self.given, "checkpoint": self.checkpoint}
+
+    @property
+    def knows_its_data(self) -> bool:
+        """Whether it was pretrained on the data that it is evaluated on."""
+        return self.pretrained_on is not None and _places(self.pretrained_on) == _places(self.data.source)
+
+
+def _places(source: str | list[str]) -> list[str]:
+    """Paths in one form, and names, which are no paths, alike."""
+    return [os.path.abspath(place) for place in ([source] if isinstance(source, str) else source)]  # noqa: PTH100 - urls
 
 
 def open_subject(run: str | Path, data: Given | DataConfig | None = None) -> Subject:
@@ -56,9 +69,11 @@ def open_subject(run: str | Path, data: Given | DataConfig | None = None) -> Sub
         backbone = _build(str(run), config)
         return Subject(backbone, config, "untrained", 0, home_of(run), trained=False)
     file = backbone_file(run)
-    seed = open_run(run).recipe().training.seed if Path(run).expanduser().is_dir() else 0
+    recipe = open_run(run).recipe() if Path(run).expanduser().is_dir() else None
+    seed, source = (0, None) if recipe is None else (recipe.training.seed, recipe.data.source)
     backbone, checkpoint = _opened(file)
-    return Subject(backbone, data_config(run, data, backbone), checkpoint, seed, home_of(run))
+    config = data_config(run, data, backbone)
+    return Subject(backbone, config, checkpoint, seed, home_of(run), pretrained_on=source)
 
 
 def _opened(file: Path) -> tuple[Backbone, str]:

@@ -9,12 +9,13 @@ from tico_ssl.report.names import column_name, protocol_name, with_unit
 from tico_ssl.report.page import Noted, Section, bulleted, command, folded, paragraph, table
 from tico_ssl.results.intervals import difference_interval, interval
 from tico_ssl.results.metrics import USUAL, Measurement, measurements
-from tico_ssl.results.record import Line, Record, duration
+from tico_ssl.results.record import SEEN, Line, Record, duration
 from tico_ssl.results.table import OWN, Cell
 from tico_ssl.results.verdict import between, signed, unsigned
 
 Rows = list[list[Cell | Html | str]]
 DATA_WORDS = {"source": "data", "train": "training images", "test": "test images"}
+DATA_WORDS |= {SEEN: "test images seen in pretraining, without labels"}
 DATA_WORDS |= {"packed": "shorter sides in pixels, as packed and before"}
 MOST_ROWS = 8  # metrics of a protocol that are shown at first
 SUMMARY = ("_clean", "_corrupted", "_lost")  # what corruptions come to; each by itself is folded away

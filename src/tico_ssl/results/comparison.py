@@ -11,7 +11,7 @@ from tico_ssl.results.formats import FORMATS
 from tico_ssl.results.metrics import USUAL, Quantity, all_of_each, first_of_each
 from tico_ssl.results.ranking import Contender, lead
 from tico_ssl.results.reading import failures, is_study, read_records, runs_among, some
-from tico_ssl.results.record import Numbers, Record
+from tico_ssl.results.record import SEEN, Numbers, Record
 from tico_ssl.results.run_folder import flattened
 from tico_ssl.results.statistics import Spread
 from tico_ssl.results.table import Cell, Sheet, print_table, with_interval
@@ -287,7 +287,7 @@ def _differ(records: Sequence[Record], protocol: str, what: str) -> bool:
     results = [record.current_results[protocol] for record in records if protocol in record.current_results]
     found = [dict(result.get(what) or {}) for result in results]
     if what == "data":  # tables there are what was found in the images, or other models: neither changes the images
-        found = [{key: value for key, value in one.items() if not isinstance(value, dict)} for one in found]
+        found = [{key: one[key] for key in one if key != SEEN and not isinstance(one[key], dict)} for one in found]
     return any(one != found[0] for one in found)
 
 

@@ -15,6 +15,7 @@ Line = dict[str, Any]
 Stored = dict[str, dict[str, list[float]]]  # [low, high] of 95 % intervals, by representation and metric
 QUIET = 600.0  # minimum seconds without activity after which a run counts as stopped
 KNN = "knn_top1_k20"  # the metric of online kNN
+SEEN = "test_images_seen"  # without labels, in pretraining: what a result says of its data
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class Result:
         """As stored in results.jsonl: without intervals where there are none."""
         values = asdict(self)
         return {key: value for key, value in values.items() if value or key not in ("intervals", "differences")}
+
+
+def split_words(data: Line) -> str:
+    """How a result's test images were chosen, and whether pretraining has seen them."""
+    return f"{data['split']}{', seen without labels in pretraining' if data.get(SEEN) else ''}"
 
 
 def is_result(line: Line) -> bool:
