@@ -34,6 +34,22 @@ def test_every_verb_has_an_example_that_is_understood(command, names):
         assert parsed(shlex.split(line)[1:])[0] == names
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["finetune", "runs/a", "--lr-head", "2"], "No such option: --lr-head; settings have no dashes: lr_head=VALUE"),
+        (["pretrain", "demo", "--method.rho=3"], "settings have no dashes: method.rho=VALUE"),
+        (["pretrain", "demo", "--epoch", "2"], "Possible options: --epochs"),
+        (["cache", "--epochs", "2"], "No such option: --epochs"),
+    ],
+)
+def test_an_option_that_there_is_not_may_be_a_setting(words, hint):
+    said = CliRunner().invoke(app, words)
+    assert said.exit_code == 2
+    assert hint in " ".join(said.output.split())
+    assert ("settings have no dashes" in said.output) == ("settings have no dashes" in hint)
+
+
 @pytest.mark.parametrize(("command", "names"), verbs())
 def test_every_option_says_what_it_is_and_its_default(command, names):
     for one in command.params:

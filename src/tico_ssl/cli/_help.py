@@ -31,6 +31,17 @@ class Verbs(TyperGroup):
 class Verb(Whole, TyperCommand):
     """A verb. Typer itself writes types and further brackets around the metavars of arguments."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """An option that there is not may be meant as a setting."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            name = getattr(error, "option_name", None)  # of a NoSuchOption, which typer has from click or of its own
+            takes_settings = any("KEY=VALUE ..." in words for words, _ in self._arguments(ctx))
+            if name is not None and takes_settings and not getattr(error, "possibilities", None):
+                error.message += f"; settings have no dashes: {name.lstrip('-').replace('-', '_')}=VALUE"  # type: ignore[attr-defined]
+            raise
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The words after the verb."""
         return [*(words for words, _ in self._arguments(ctx)), "[OPTIONS]"]
