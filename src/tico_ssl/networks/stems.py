@@ -6,6 +6,7 @@ from torch import nn
 
 from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.wording import counted
 
 SMALL_STEM = 48  # pixels, of the largest images for which a ResNet's stem keeps the full resolution by itself
 COARSE = 96  # pixels, below which a ResNet with the usual stem ends with maps of three pixels a side or fewer
@@ -36,7 +37,7 @@ def coarse_stem(network: Any, image_size: int) -> str:
     """What the other stem would do for images between small and large ones, in words; empty for others."""
     if not has_stem(network) or has_small_stem(network) or image_size >= COARSE:
         return ""
-    ends = f"the last maps are {-(-image_size // 32)} pixels wide and high"
+    ends = f"the last maps are {counted(-(-image_size // 32), 'pixel')} wide and high"
     return f"{ends}; with backbone.stem=small {-(-image_size // 8)}: finer features, for up to 16 times the arithmetic"
 
 
