@@ -322,6 +322,7 @@ def test_runs_are_compared_within_one_data_set_only(tmp_path):
     ids = re.findall(r' id="([^"]+)"', re.sub("<script.*?</script>", "", text, flags=re.DOTALL))
     assert len(ids) == len(set(ids))
     assert "textures: Highest kNN accuracy (k = 20)" in text_of(text)
+    assert "cifar10: kNN accuracy, k = 20: " in text_of(text)  # of one run none is the highest
 
 
 def test_published_tables_are_for_those_who_open_them(tmp_path):

@@ -11,7 +11,7 @@ from tico_ssl.results.intervals import difference_interval, interval
 from tico_ssl.results.metrics import USUAL, Measurement, measurements
 from tico_ssl.results.record import Line, Record, duration
 from tico_ssl.results.table import OWN, Cell, legend
-from tico_ssl.results.verdict import LAST, ORDER, between, signed, unsigned
+from tico_ssl.results.verdict import between, in_order, signed, unsigned
 
 Rows = list[list[Cell | Html | str]]
 DATA_WORDS = {"source": "data", "train": "training images", "test": "test images"}
@@ -22,7 +22,7 @@ SUMMARY = ("_clean", "_corrupted", "_lost")  # what corruptions come to; each by
 def evaluations(record: Record) -> Section:
     """The newest result of each protocol, those first that may decide, earlier ones folded away, and the commands for
     missing ones."""
-    newest = sorted(record.current_results.values(), key=_place)
+    newest = sorted(record.current_results.values(), key=lambda result: in_order(result["protocol"]))
     content = [paragraph(_beside(record))] if newest else []
     content += [part for result in newest for part in protocol_group(record, result)]
     if earlier := [result for result in record.results if not any(result is one for one in newest)]:
@@ -30,12 +30,6 @@ def evaluations(record: Record) -> Section:
         title = "Results of earlier checkpoints" if of_others else "Earlier results"
         content.append(folded(title, [part for result in reversed(earlier) for part in protocol_group(record, result)]))
     return Section("evaluations", "Evaluations", content + _missing(record))
-
-
-def _place(result: Line) -> int:
-    """Protocols that may decide come first, surest first; the others stay in order."""
-    known = (*ORDER, *LAST)
-    return known.index(result["protocol"]) if result["protocol"] in known else len(known)
 
 
 def protocol_group(record: Record, result: Line) -> list[Html]:
