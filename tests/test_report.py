@@ -138,7 +138,8 @@ def test_a_run_in_progress_and_one_that_stopped_say_so(page_alone, tmp_path):
     assert "--resume" in record.state
     text = report(run.folder).read_text()
     assert "The run stopped: epoch 1 of 2, step 10, last activity 2.0 h ago. To resume it from the start" in text
-    assert f"<code>tico pretrain {run.folder}/recipe.yaml --out {run.folder} --resume</code>" in text
+    out, resume = (f'<span class="option">--{name}</span>' for name in ("out", "resume"))
+    assert f"<code>tico pretrain {run.folder}/recipe.yaml {out} {run.folder} {resume}</code>" in text
     assert "There is no backbone yet" in text
 
 

@@ -25,7 +25,7 @@ from tico_ssl.report.evaluation_section import evaluations
 from tico_ssl.report.findings import findings
 from tico_ssl.report.html import joined
 from tico_ssl.report.names import full_name, protocol_name, within
-from tico_ssl.report.page import page
+from tico_ssl.report.page import command, page
 from tico_ssl.results.comparison import read_comparison
 from tico_ssl.results.metrics import Metric, Quantity, declared
 from tico_ssl.results.reading import read_record
@@ -149,7 +149,7 @@ def test_a_stopped_run_says_where_and_how_to_go_on_with_itself(tmp_path):
     assert "from the start" in first.text
     assert first.command == f"tico pretrain '{run.folder}/recipe.yaml' --out '{run.folder}' --resume"
     both = [run.folder, made_run(tmp_path / "other").folder]
-    assert html.escape(first.command) in report(both, tmp_path / "out").read_text()
+    assert command(first.command) in report(both, tmp_path / "out").read_text()
     admit(run.folder, load_recipe(shlex.split(first.command)[2]), resume=True, overwrite=False)  # it may go on so
     run.checkpoint_file.write_bytes(b"state")
     assert "from its last checkpoint" in findings(read_record(run.folder))[0].text
