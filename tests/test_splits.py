@@ -392,5 +392,5 @@ def test_packing_says_what_is_lost_and_what_is_wasted(tmp_path):
     again = tico("data", "pack", tmp_path / "a.tico", tmp_path / "c.tico", "--size", 34)
     assert "packed at 34 pixels, of 120" in again
     enlarged = tico("data", "pack", tmp_path / "small", tmp_path / "d.tico", "--size", 48)
-    assert "images of 32 pixels were enlarged: --size 32 holds as much" in enlarged
+    assert "images of 32 pixels were enlarged: --size 32 keeps their pixels, in less space" in enlarged
     assert "data.image_size=32" in enlarged
