@@ -18,6 +18,7 @@ from tico_ssl.bench import Report, _executions, bench, random_images, rivals
 from tico_ssl.bench.ceilings import Ceilings, measure_ceilings
 from tico_ssl.bench.feeding import Feeding
 from tico_ssl.bench.roofline import Operation, operations_of, roofline, step_operations
+from tico_ssl.bench.stages import Speed
 from tico_ssl.bench.table import print_report
 from tico_ssl.bench.timing import time_calls, time_in_turn
 from tico_ssl.cli import app, main
@@ -194,6 +195,15 @@ def test_nothing_is_faster_than_the_roofline_without_a_word(small, monkeypatch, 
     print_report(report)
     assert doubt in report.doubt
     assert f"note       {report.doubt}" in capsys.readouterr().out
+
+
+def test_a_step_above_the_roofline_is_noticed_though_its_networks_alone_are_not(small, monkeypatch):
+    """Other work may have slowed the networks, which are timed first, and not the step."""
+    monkeypatch.setattr("tico_ssl.bench.measure_ceilings", lambda *given: Ceilings(1e9, 1e9))
+    monkeypatch.setattr("tico_ssl.bench.time_execution", lambda *given: Speed("eager", 1e6, 1e-6, 1e-6))
+    report = bench("demo", overrides=small, seconds=QUICK)
+    assert report.utilisation > 1
+    assert "above 100 %" in report.doubt
 
 
 def test_its_stages_make_up_the_step(small):

@@ -245,6 +245,19 @@ def beside(tmp_path):
     return [first, old]
 
 
+def test_protocols_that_decide_come_before_others(tmp_path):
+    folder = made_run(tmp_path / "a")
+    for protocol, numbers in (
+        ("alpha-req", {"alpha": 1.4}),
+        ("few-shot", {"top1_1shot": 20.0}),
+        ("linear", {"top1": 70.0}),
+    ):
+        add_result(folder, protocol, {"trained": numbers})
+    head = read_comparison([folder]).head
+    found = [title.split()[0] for title in head if title.startswith(("alpha-req", "few-shot", "linear"))]
+    assert found == ["linear", "few-shot", "alpha-req"]
+
+
 def test_models_beside_the_run_have_columns_and_older_results_leave_them_empty(beside):
     comparison = comparison_of(read_records(beside))
     head = ["knn top1_k20", "initial", "untrained", "resnet50", "gain", "rankme rankme", "untrained", "helped?"]

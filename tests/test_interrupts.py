@@ -103,6 +103,19 @@ def test_what_ends_soon_says_nothing(capsys, monkeypatch):
     assert all(thread.name != "interrupts" for thread in threading.enumerate())
 
 
+def test_a_repeated_sigterm_is_answered_once(capsys, monkeypatch):
+    monkeypatch.setattr(interrupts, "PATIENCE", 0.02)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        with interrupts.answered(end=True):
+            for _ in range(3):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.2)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().out == "stopping after this step; Ctrl-C again stops at once\n"
+
+
 def test_signals_that_others_listen_to_are_left_to_them():
     with interrupts.answered():
         mine = signal.set_wakeup_fd(-1)

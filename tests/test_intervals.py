@@ -13,6 +13,7 @@ from scipy import stats
 
 from tico_ssl.evaluations._context import open_context
 from tico_ssl.evaluations._evaluate import evaluate_all
+from tico_ssl.evaluations.clustering import agreement
 from tico_ssl.evaluations.few_shot import Config as FewShot
 from tico_ssl.evaluations.svm import mean_precision
 from tico_ssl.features.evidence import (
@@ -195,6 +196,17 @@ def test_a_mean_over_classes_is_resampled_and_covers():
     assert 0.87 <= covered([one.evidence["map"].interval() for one in found], expected + bias) <= 1
     again = mean_precision(precisions(*samples[0]), *samples[0])
     assert again.evidence["map"].difference(found[0].evidence["map"]) == (0, 0)
+
+
+def test_a_metric_that_rises_when_images_are_repeated_is_within_its_interval_and_not_at_its_end():
+    """As the mutual information of classes and clusters does."""
+    draw = np.random.default_rng(0)
+    truth, clusters = draw.integers(0, 10, (2, 150))
+    found = agreement(clusters, truth)
+    low, high = found.evidence["nmi"].interval()
+    assert low < found["nmi"] - 1 and found["nmi"] + 1 < high
+    same = agreement(truth, truth)
+    assert all(same.evidence[name].interval() == (100, 100) for name in same)
 
 
 def test_average_precision_of_repeated_images_is_that_of_the_longer_list():

@@ -277,7 +277,7 @@ def test_a_protocol_elsewhere_is_in_studies_comparisons_and_reports(my_lab, tmp_
     assert comparison.head[6:11] == [f"{my_lab} right", "untrained", "gain", "my_lab.plain length", "untrained"]
     assert comparison.rows[0][6].text == f"{value:.1f}"
     assert str(comparison.headline) == f"{my_lab} right"
-    assert f"Highest {my_lab} right: base-seed0 with" in report(out).read_text()
+    assert f"{my_lab} right: {value:.1f} %." in report(out).read_text()
     one = report(out / "base-seed0", points=0).read_text()
     assert f"{my_lab} right" in one
     assert "right_of_worst_class (%)" in one

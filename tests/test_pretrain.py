@@ -247,6 +247,8 @@ def test_knn_is_measured_on_class_folders_without_a_test_split(tmp_path, tiny, f
     run = pretrain("demo", data=str(folder_of_images), out=tmp_path / "run", overrides=settings)
     measured = [line["epoch"] for line in run.metrics() if "knn_top1_k20" in line]
     assert measured == [2, 3]  # every two epochs, and after the last
+    tested = [line["test_images"] for line in run.metrics() if "knn_top1_k20" in line]
+    assert tested == [2, 2]  # a fifth of twelve
 
 
 def test_weight_standardisation_is_baked_into_the_saved_backbone(tmp_path, tiny):

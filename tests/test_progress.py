@@ -52,6 +52,17 @@ def test_a_forecast_comes_once_and_again_only_if_it_is_another_one():
     assert counted == 1
 
 
+def test_a_slow_start_is_corrected_also_within_the_last_moment():
+    """As where worker processes start beside the first steps, or a run goes on in the middle of an epoch."""
+    now, said = 0.0, {}
+    expected = Forecast(1000, [17], clock=lambda: now)
+    for done in range(18, 1001):
+        now += 3.0 if done < 25 else 0.1
+        if (seconds := expected.left(done)) is not None:
+            said[done] = seconds
+    assert list(said.values()) == pytest.approx([3.0 * (1000 - 19), 0.1 * (1000 - 68)], rel=0.01)
+
+
 def test_a_training_that_has_ended_needs_no_forecast():
     now = 0.0
     expected = Forecast(2, [0], clock=lambda: now)

@@ -119,7 +119,12 @@ def test_steps_that_were_not_carried_out_as_intended_are_said(page_alone, tmp_pa
 def test_without_evaluation_the_knn_of_training_speaks(tmp_path):
     metrics = [log_line(10, 1.0), {"step": 10, "epoch": 1, "knn_top1_k20": 20.0}]
     metrics += [log_line(20, 2.0), {"step": 20, "epoch": 2, "knn_top1_k20": 55.5}]
-    assert "kNN rose from 20.0 % (epoch 1) to 55.5 % (epoch 2)." in sentences(made_run(tmp_path / "a", metrics=metrics))
+    said = "kNN accuracy rose from 20.0 % (epoch 1) to 55.5 % (epoch 2)"
+    assert f"{said}." in sentences(made_run(tmp_path / "a", metrics=metrics))
+    for images, end, tone in ((8, ", no more than by chance: of 8 test images.", "plain"), (800, ".", "good")):
+        counted = [line | ({"test_images": images} if "knn_top1_k20" in line else {}) for line in metrics]
+        found = findings(read_record(made_run(tmp_path / str(images), metrics=counted).folder))
+        assert (found[0].tone, found[0].text) == (tone, said + end)
 
 
 def test_a_run_in_progress_and_one_that_stopped_say_so(page_alone, tmp_path):
@@ -133,7 +138,8 @@ def test_a_run_in_progress_and_one_that_stopped_say_so(page_alone, tmp_path):
     assert "--resume" in record.state
     text = report(run.folder).read_text()
     assert "The run stopped: epoch 1 of 2, step 10, last activity 2.0 h ago. To resume it from the start" in text
-    assert f"<code>tico pretrain {run.folder}/recipe.yaml --out {run.folder} --resume</code>" in text
+    out, resume = (f'<span class="option">--{name}</span>' for name in ("out", "resume"))
+    assert f"<code>tico pretrain {run.folder}/recipe.yaml {out} {run.folder} {resume}</code>" in text
     assert "There is no backbone yet" in text
 
 

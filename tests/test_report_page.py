@@ -25,7 +25,7 @@ from tico_ssl.report.evaluation_section import evaluations
 from tico_ssl.report.findings import findings
 from tico_ssl.report.html import joined
 from tico_ssl.report.names import full_name, protocol_name, within
-from tico_ssl.report.page import page
+from tico_ssl.report.page import command, page
 from tico_ssl.results.comparison import read_comparison
 from tico_ssl.results.metrics import Metric, Quantity, declared
 from tico_ssl.results.reading import read_record
@@ -74,6 +74,9 @@ def test_before_an_evaluation_the_number_is_that_of_training_or_none(tmp_path):
     metrics = [log_line(20, 2.0), {"step": 20, "epoch": 2, "knn_top1_k20": 55.5}]
     said = head_of(made_run(tmp_path / "a", metrics=metrics))
     assert "kNN accuracy during training, epoch 2, on some of the images 55.5 %" in said
+    metrics[-1]["test_images"] = 38
+    said = head_of(made_run(tmp_path / "c", metrics=metrics))
+    assert "epoch 2, 38 test images 55.5 % 95 % interval 39.9 to 70.1 %" in said
     assert "accuracy" not in head_of(made_run(tmp_path / "b"))
 
 
@@ -119,6 +122,7 @@ def test_settings_in_the_name_of_a_metric_are_said():
         ("semi-supervised", "top5_1%"): "Semi-supervised top-5 accuracy, 1 % of the labels",
         ("corruptions", "linear_shot-noise"): "Corruptions linear accuracy, shot noise",
         ("detection", "train_box_ap50"): "Detection box AP, IoU 0.50, training images",
+        ("retrieval", "map_at_r"): "Retrieval mean average precision at R",
         ("my.lab", "right_of_worst"): "my.lab right_of_worst",  # which its authors have named
     }
     for (protocol, name), words in names.items():
@@ -145,7 +149,7 @@ def test_a_stopped_run_says_where_and_how_to_go_on_with_itself(tmp_path):
     assert "from the start" in first.text
     assert first.command == f"tico pretrain '{run.folder}/recipe.yaml' --out '{run.folder}' --resume"
     both = [run.folder, made_run(tmp_path / "other").folder]
-    assert html.escape(first.command) in report(both, tmp_path / "out").read_text()
+    assert command(first.command) in report(both, tmp_path / "out").read_text()
     admit(run.folder, load_recipe(shlex.split(first.command)[2]), resume=True, overwrite=False)  # it may go on so
     run.checkpoint_file.write_bytes(b"state")
     assert "from its last checkpoint" in findings(read_record(run.folder))[0].text
@@ -190,6 +194,11 @@ def test_a_loss_that_rises_is_flagged_where_the_caption_says_that_it_should_fall
     chart = run_curves.training(read_record(made_run(tmp_path / "a", metrics=metrics).folder)).charts[0]
     assert chart.caption.startswith("Should fall")
     assert chart.flag == ("Here it rose, from 1 to 2." if flagged else "")
+    started = ("step", "epoch", "loss")
+    metrics = [{key: line[key] for key in started} | {"invariance": 0.5, "contrast": 0.5} | line for line in metrics]
+    chart = run_curves.training(read_record(made_run(tmp_path / "b", metrics=metrics).folder)).charts[0]
+    assert chart.caption.startswith("The loss should fall") and len(chart.series) == 3
+    assert bool(chart.flag) == flagged
 
 
 @pytest.mark.parametrize(("last", "flagged"), [(18.2, False), (17.0, True)])
@@ -253,6 +262,41 @@ def test_a_difference_has_its_interval_below_it(tmp_path):
     assert re.search(r">\+45\.9<small>\+43\.5 to \+48\.2</small></td>", made)
 
 
+def test_those_that_decide_come_first_and_every_metric_says_which_way_is_better(tmp_path):
+    several = {
+        "alpha-req": {"alpha": 1.4, "alpha_r2": 0.9},
+        "rankme": {"rankme": 55.0},
+        "few-shot": {"top1_1shot": 20.0},
+    }
+    several["corruptions"] = {"knn_lost": 20.0}
+    results = [{"protocol": name, "numbers": {"trained": found}} for name, found in several.items()]
+    made = joined(
+        *evaluations(read_record(made_run(tmp_path / "a", results=[*results, knn(84.1, 38.2)]).folder)).content
+    )
+    places = [made.index(f"<h3>{name}</h3>") for name in ("kNN", "Few-shot", "α-ReQ", "RankMe", "Corruptions")]
+    assert places == sorted(places)
+    titles = (
+        "accuracy, k = 20 (%)\u00a0↑",
+        "exponent α\u00a0(→1)",
+        "R² of the fit",
+        "effective rank\u00a0(↑)",
+        "kNN accuracy lost (%)\u00a0↓",
+    )
+    assert all(f">{title}</td>" in made for title in titles)
+    assert "↑ higher is better; ↓ lower is better; →1 nearer 1 is better; no sign: neither way is better" in made
+
+
+def test_a_result_on_other_images_says_so_and_is_no_baseline_of_the_run(tmp_path):
+    metrics = [log_line(10, 1.0), {"step": 10, "epoch": 1, "knn_top1_k20": 30.0}]
+    for source, words in (("textures", ""), ("leaves/", ", on leaves/")):
+        result = knn(84.1, 38.2, data={"test": 100, "source": source})
+        record = read_record(made_run(tmp_path / source.strip("/"), results=[result], metrics=metrics).folder)
+        assert f"<h3>kNN{words}</h3>" in joined(*evaluations(record).content)
+        assert f"kNN accuracy, k = 20, 100 test images{words}</p>" in joined(*headline.header(record, ""))
+        lines = [series.name for chart in run_curves.training(record).charts for series in chart.series]
+        assert ("untrained, k = 20" in lines) == (not words)
+
+
 def test_corruptions_are_summed_up_and_each_is_folded(tmp_path):
     numbers = {"knn_clean": 80.0, "knn_corrupted": 60.0, "knn_lost": 25.0, "knn_jpeg": 61.0, "knn_contrast": 59.0}
     result = {"protocol": "corruptions", "numbers": {"trained": numbers}}
@@ -278,6 +322,7 @@ def test_runs_are_compared_within_one_data_set_only(tmp_path):
     ids = re.findall(r' id="([^"]+)"', re.sub("<script.*?</script>", "", text, flags=re.DOTALL))
     assert len(ids) == len(set(ids))
     assert "textures: Highest kNN accuracy (k = 20)" in text_of(text)
+    assert "cifar10: kNN accuracy, k = 20: " in text_of(text)  # of one run none is the highest
 
 
 def test_published_tables_are_for_those_who_open_them(tmp_path):

@@ -128,6 +128,56 @@ def test_two_folders_of_one_split_are_an_error(tmp_path):
         source(tmp_path)
 
 
+def test_splits_may_have_a_number(tmp_path):
+    """COCO's folders, and those of some competitions."""
+    for name in ("train2017", "val2017", "test_1"):
+        write(tmp_path / name / "1.png")
+    (tmp_path / "annotations").mkdir()
+    assert splits(str(tmp_path)) == {"train": "train2017", "test": "test_1", "val": "val2017"}
+    assert source(tmp_path).labels is None
+    assert "val        1 image, no labels: to choose by" in tico("data", "check", tmp_path)
+
+
+def test_folders_beside_several_splits_are_not_left_out_and_no_classes_with_them(tmp_path):
+    for name in ("train", "cars"):
+        write(tmp_path / name / "1.png")
+    assert source(tmp_path).classes == ("cars", "train")  # a class may be called train
+    write(tmp_path / "test" / "1.png")
+    with pytest.raises(UserError, match="cars holds images and is no split, as train and test beside it are"):
+        source(tmp_path)
+
+
+@pytest.mark.parametrize("masks", ["masks", "Labels"])
+def test_masks_are_neither_images_nor_a_class(tmp_path, masks):
+    for number in range(3):
+        write(tmp_path / "all" / "images" / f"{number}.png", number)
+        write(tmp_path / "all" / masks / f"{number}.png")
+        write(tmp_path / "split" / "train" / "images" / f"{number}.png")
+        write(tmp_path / "split" / "train" / masks / f"{number}.png")
+        write(tmp_path / "split" / "val" / "images" / f"{number}.png")
+    found = source(tmp_path / "all")
+    assert (len(found), found.labels, found.names(2)) == (3, None, "images/2.png")
+    for split in ("train", "val"):
+        found = source(tmp_path / "split", split)
+        assert (len(found), found.labels) == (3, None)
+    write(tmp_path / "all" / "more" / "1.png")  # a class of its own
+    assert source(tmp_path / "all").classes == tuple(sorted(["images", masks, "more"]))
+
+
+def test_splits_within_the_folder_of_images_are_found(tmp_path):
+    """As many labelling programs write them, with the labels beside."""
+    for split, count in (("train", 3), ("val", 2)):
+        for number in range(count):
+            write(tmp_path / "images" / split / f"{number}.png", number)
+        (tmp_path / "labels" / split).mkdir(parents=True)
+        (tmp_path / "labels" / split / "0.txt").write_text("0 0.5 0.5 1 1")
+    assert splits(str(tmp_path)) == {"train": "images/train", "val": "images/val"}
+    tico("data", "pack", tmp_path, tmp_path / "p.tico", "--size", SIDE)
+    for place in (tmp_path, tmp_path / "p.tico"):
+        assert [(part.split, len(part.source)) for part in parts_of(place)] == [("train", 3), ("val", 2)]
+        assert together(parts_of(place)).names(3) == "images/val/0.png"
+
+
 def test_classes_are_numbered_alike_if_one_of_several_sources_has_no_test_images(tmp_path):
     for place in ("a/train/cats", "a/train/dogs", "a/test/cats", "a/test/dogs", "b/ants", "b/bees"):
         write(tmp_path / place / "1.png")
@@ -351,5 +401,5 @@ def test_packing_says_what_is_lost_and_what_is_wasted(tmp_path):
     again = tico("data", "pack", tmp_path / "a.tico", tmp_path / "c.tico", "--size", 34)
     assert "reduced from 120 to 34 pixels by packing" in again
     enlarged = tico("data", "pack", tmp_path / "small", tmp_path / "d.tico", "--size", 48)
-    assert "images of 32 pixels were enlarged: --size 32 holds as much" in enlarged
+    assert "images of 32 pixels were enlarged: --size 32 keeps their pixels, in less space" in enlarged
     assert "data.image_size=32" in enlarged

@@ -54,6 +54,7 @@ def test_what_is_said_of_the_stems_is_true():
         network.layer4.register_forward_hook(lambda *call, seen=seen: seen.append(call[2].shape[-1]))
         network(images)
         assert seen == [side]
+    assert "the last feature maps are 1 x 1 pixels" in coarse_stem(build(32, "standard").network, 32)
     assert coarse_stem(build(64, "small").network, 64) == ""
     assert coarse_stem(build(64, name="timm/vit_tiny_patch16_224").network, 64) == ""
 

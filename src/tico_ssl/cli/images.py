@@ -113,7 +113,7 @@ def pack(
     if (smaller := smaller_than_needed(report.sides, side)) is not None:
         say(f"warning: {out} is {smaller}")
     elif not jpeg and 0 < enough < size:
-        say(f"warning: images of {enough} pixels were enlarged: --size {enough} holds as much in less space")
+        say(f"warning: images of {enough} pixels were enlarged: --size {enough} keeps their pixels, in less space")
     say(f"next       {command('pretrain', recipe, '--data', out, *overrides)}")
 
 

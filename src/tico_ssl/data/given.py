@@ -49,4 +49,4 @@ def require_data(source: str | list[str]) -> None:
 def require_split(split: str) -> None:
     """Require the name of a split, or all."""
     if split not in SPLITS:
-        raise UserError(f"split '{split}'{suggestion(split, SPLITS)}")
+        raise UserError(f"no split is called '{split}'{suggestion(split, SPLITS)}")

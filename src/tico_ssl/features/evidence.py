@@ -87,10 +87,10 @@ class Resampled:
     kind: ClassVar[str] = "resampled"
 
     def interval(self) -> Interval:
-        """Of the metric, within what it can be: where its resamples are."""
+        """Of the metric, which stays within 0 and 100 if all its values do."""
         low, high = _percentiles(self.value, self.values)
         least, most = np.nanmin(self.values), np.nanmax(self.values)
-        return max(low, min(self.value, float(least))), min(high, max(self.value, float(most)))
+        return max(low, 0.0) if least >= 0 else low, min(high, 100.0) if most <= 100 else high
 
     def difference(self, other: object) -> Interval | None:
         """Of this metric minus another on the same images."""

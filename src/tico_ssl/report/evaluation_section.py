@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 from tico_ssl.config import catalogue
 from tico_ssl.report.html import Html, tag
-from tico_ssl.report.names import column_name, protocol_name, with_unit
+from tico_ssl.report.names import column_name, elsewhere, protocol_name, with_way
 from tico_ssl.report.page import Noted, Section, bulleted, command, folded, paragraph, table
 from tico_ssl.results.intervals import difference_interval, interval
 from tico_ssl.results.metrics import USUAL, Measurement, measurements
 from tico_ssl.results.record import SEEN, Line, Record, duration
-from tico_ssl.results.table import OWN, Cell
-from tico_ssl.results.verdict import between, signed, unsigned
+from tico_ssl.results.table import OWN, Cell, legend
+from tico_ssl.results.verdict import between, in_order, signed, unsigned
 
 Rows = list[list[Cell | Html | str]]
 DATA_WORDS = {"source": "data", "train": "training images", "test": "test images"}
@@ -22,32 +22,37 @@ SUMMARY = ("_clean", "_corrupted", "_lost")  # what corruptions come to; each by
 
 
 def evaluations(record: Record) -> Section:
-    """The newest result of each protocol, earlier ones folded away, and the commands for missing ones."""
-    newest = list(record.current_results.values())
+    """The newest result of each protocol, those first that may decide, earlier ones folded away, and the commands for
+    missing ones."""
+    newest = sorted(record.current_results.values(), key=lambda result: in_order(result["protocol"]))
     content = [paragraph(_beside(record))] if newest else []
-    content += [part for result in newest for part in protocol_group(result)]
+    content += [part for result in newest for part in protocol_group(record, result)]
     if earlier := [result for result in record.results if not any(result is one for one in newest)]:
         of_others = any(result.get("checkpoint") != record.checkpoint for result in earlier)
         title = "Results of earlier checkpoints" if of_others else "Earlier results"
-        content.append(folded(title, [part for result in reversed(earlier) for part in protocol_group(result)]))
+        content.append(folded(title, [part for result in reversed(earlier) for part in protocol_group(record, result)]))
     return Section("evaluations", "Evaluations", content + _missing(record))
 
 
-def protocol_group(result: Line) -> list[Html]:
+def protocol_group(record: Record, result: Line) -> list[Html]:
     """A protocol: what it measures, its numbers, and how they were measured."""
-    found = measurements(result["protocol"], result["numbers"])
+    found = _measured(result)
     columns = _columns(result)
     main = [one for one in found if one.name.endswith(SUMMARY)] if result["protocol"] == "corruptions" else found
     main = main[:MOST_ROWS] or found[:MOST_ROWS]
     more = [one for one in found if one not in main]
     content = [
-        tag("h3", protocol_name(result["protocol"])),
+        tag("h3", protocol_name(result["protocol"]) + elsewhere(record, result)),
         *_summary(result["protocol"]),
         _numbers(result, main, columns),
     ]
     if more:
         content.append(folded(f"{len(more)} more metrics", _numbers(result, more, columns)))
     return [*content, _settings(result)]
+
+
+def _measured(result: Line) -> list[Measurement]:
+    return measurements(result["protocol"], result["numbers"])
 
 
 def _columns(result: Line) -> list[str]:
@@ -64,14 +69,14 @@ def _numbers(result: Line, found: list[Measurement], columns: list[str]) -> Html
     for one in found:
         values = {name: _value(result, one, name) for name in columns}
         difference = [_difference(result, one)] if compared else []
-        rows.append([with_unit(one), *(values[name] for name in early), *difference, *(values[name] for name in late)])
+        rows.append([with_way(one), *(values[name] for name in early), *difference, *(values[name] for name in late)])
     over = "over initial" if "initial" in columns else "difference"
     head = [*map(column_name, early), *([over] if compared else []), *map(column_name, late)]
     return table(["metric", *head], rows)
 
 
 def _value(result: Line, found: Measurement, column: str) -> Noted:
-    text = found.text(column)
+    text = found.text(column).replace(" ", "\u00a0")
     return Noted(text, found.values.get(column), note=ends(interval(result, column, found.name), found))
 
 
@@ -116,7 +121,8 @@ def _beside(record: Record) -> str:
         text += " initial: the weights that it started from, over which it has to gain."
     if any(result.get("intervals") or result.get("differences") for result in record.current_results.values()):
         text += " Small: 95 % intervals."
-    return " ".join([text, *(f"{name}: {model}." for name, model in models.items())])
+    shown = [one for result in record.current_results.values() for one in _measured(result)]
+    return " ".join([text, *(f"{name}: {model}." for name, model in models.items()), *legend(shown)])
 
 
 def _against(result: Line) -> dict[str, Line]:

@@ -4,8 +4,9 @@ import shlex
 from typing import Literal, NamedTuple
 
 from tico_ssl.report.names import full_name, within
+from tico_ssl.results.confidence import unpaired_interval
 from tico_ssl.results.record import Record, duration
-from tico_ssl.results.verdict import POINTS, Verdict, verdict
+from tico_ssl.results.verdict import Verdict, verdict
 from tico_ssl.runtime.locks import LOCK
 from tico_ssl.runtime.wording import counted
 
@@ -65,8 +66,13 @@ def _help(record: Record) -> list[Sentence]:
     if len(curve := record.knn_on_the_way) > 1:
         (first, before), (last, after) = curve[0], curve[-1]
         moved = "rose" if after > before else "fell" if after < before else "stayed"
-        tone: Tone = "good" if after > before + POINTS else "bad"
-        return [Sentence(tone, f"kNN {moved} from {before:.1f} % (epoch {first:g}) to {after:.1f} % (epoch {last:g}).")]
+        said = f"kNN accuracy {moved} from {before:.1f} % (epoch {first:g}) to {after:.1f} % (epoch {last:g})"
+        if (images := record.knn_images) is None:
+            return [Sentence("plain", f"{said}.")]
+        low, high = unpaired_interval(after / 100, images, before / 100, images)
+        if low <= 0 <= high:
+            return [Sentence("plain", f"{said}, no more than by chance: of {counted(images, 'test image')}.")]
+        return [Sentence("good" if low > 0 else "bad", f"{said}.")]
     return [Sentence("plain", "Whether pretraining helped has not been measured yet.")]
 
 

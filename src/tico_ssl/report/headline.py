@@ -5,11 +5,12 @@ from tico_ssl.report.evaluation_section import ends
 from tico_ssl.report.findings import decided, findings
 from tico_ssl.report.html import Html, tag
 from tico_ssl.report.image_sections import gallery_row
-from tico_ssl.report.names import column_name, data_name, full_name
+from tico_ssl.report.names import column_name, data_name, elsewhere, full_name
 from tico_ssl.report.page import command, paragraph
+from tico_ssl.results.confidence import share_interval
 from tico_ssl.results.intervals import difference_interval, interval
 from tico_ssl.results.record import Line, Record, duration
-from tico_ssl.results.verdict import Verdict, signed
+from tico_ssl.results.verdict import Verdict, between, signed, unsigned
 from tico_ssl.runtime.fallbacks import sentence
 from tico_ssl.runtime.wording import counted
 
@@ -38,20 +39,30 @@ def _typed(text: str) -> list[str]:
 def _number(record: Record) -> list[Html]:
     """The number that decides, large; before any evaluation, that of training."""
     if (verdict := decided(record)) is not None:
-        return [_measured(verdict, record.current_results[verdict.by.protocol])]
+        return [_measured(record, verdict, record.current_results[verdict.by.protocol])]
     if not record.knn_on_the_way:
         return []
     epoch, value = record.knn_on_the_way[-1]
-    label = f"kNN accuracy during training, epoch {epoch:g}, on some of the images"
-    return [
-        tag("div", paragraph(label, class_="label"), paragraph(f"{value:.1f}\u00a0%", class_="big"), class_="headline")
-    ]
+    images = record.knn_images
+    tested = "on some of the images" if images is None else counted(images, "test image")
+    big = paragraph(f"{value:.1f}\u00a0%", class_="big")
+    label = paragraph(f"kNN accuracy during training, epoch {epoch:g}, {tested}", class_="label")
+    return [tag("div", label, big, _within(value, images), class_="headline")]
 
 
-def _measured(verdict: Verdict, line: Line) -> Html:
+def _within(value: float, images: int | None) -> Html | None:
+    """The interval of a share of so many images."""
+    if images is None:
+        return None
+    low, high = (100 * end for end in share_interval(value / 100 * images, images))
+    return paragraph(f"95\u00a0% interval {between(low, high, 1, unsigned)}\u00a0%", class_="interval")
+
+
+def _measured(record: Record, verdict: Verdict, line: Line) -> Html:
     by, images = verdict.by, line.get("data", {}).get("test")
     unit = f"\u00a0{by.metric.unit}" if by.metric.unit else ""
     label = full_name(by) + (f", {counted(images, 'test image')}" if isinstance(images, int) else "")
+    label += elsewhere(record, line)
     known = ends(interval(line, "trained", by.name), by)
     columns = [name for name in dict.fromkeys([verdict.reference, "untrained", *by.values]) if name in by.values]
     return tag(

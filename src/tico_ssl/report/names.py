@@ -3,7 +3,7 @@
 import re
 
 from tico_ssl.results.metrics import Quantity
-from tico_ssl.results.record import Record
+from tico_ssl.results.record import Line, Record
 
 PROTOCOLS = {
     "alignment-uniformity": "Alignment and uniformity",
@@ -25,6 +25,7 @@ METRICS = {
     "top1": "accuracy",
     "top5": "top-5 accuracy",
     "map": "mean average precision",
+    "map_at_r": "mean average precision at R",
     "nmi": "normalised mutual information",
     "ari": "adjusted Rand index",
     "box_ap": "box AP",
@@ -92,6 +93,11 @@ def with_unit(quantity: Quantity) -> str:
     return f"{metric_name(quantity)} ({unit})" if unit else metric_name(quantity)
 
 
+def with_way(quantity: Quantity) -> str:
+    """The same with the sign of which way is better."""
+    return f"{with_unit(quantity)}\u00a0{quantity.way}".rstrip()
+
+
 def full_name(quantity: Quantity) -> str:
     """Name with the protocol: kNN accuracy, k = 20."""
     return f"{protocol_name(quantity.protocol)} {metric_name(quantity)}"
@@ -113,3 +119,9 @@ def data_name(record: Record) -> str:
     """The data that a run was trained on."""
     source = record.setting("data.source", "?")
     return " + ".join(map(str, source)) if isinstance(source, list) else str(source)
+
+
+def elsewhere(record: Record, result: Line) -> str:
+    """Of a result on other data than the run's, on which: no accuracy is that of another data set."""
+    data, own = result.get("data", {}).get("source"), record.setting("data.source")
+    return "" if data is None or data == own else f", on {' + '.join(data) if isinstance(data, list) else data}"

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -154,8 +155,9 @@ def paragraph(*children: Child, class_: str | None = None) -> Html:
 
 
 def command(text: str) -> Html:
-    """A command to type."""
-    return tag("code", text)
+    """A command to type. Lines do not break after the hyphens of an option."""
+    parts = re.split(r"(?<= )(--\S+)", text)
+    return tag("code", [tag("span", part, class_="option") if part.startswith("--") else part for part in parts])
 
 
 def folded(title: str, *children: Child, open_: bool = False) -> Html:

@@ -8,6 +8,7 @@ import numpy as np
 from tico_ssl.report.charts import Chart, Series, over_time
 from tico_ssl.report.findings import WAITING
 from tico_ssl.report.html import Html, tag
+from tico_ssl.report.names import elsewhere
 from tico_ssl.report.page import Section, figure, paragraph
 from tico_ssl.results.record import KNN, Line, Record
 from tico_ssl.results.verdict import POINTS
@@ -33,11 +34,16 @@ def training(record: Record) -> Section:
     if not record.logged:
         return Section("training", "Training", [paragraph("No step has been logged yet.", class_="missing")])
     terms = loss_terms(record.logged[-1])
+    alone, beside = (
+        "Should fall and then level off.",
+        "The loss should fall and then level off; one of its terms may rise.",
+    )
+    caption = alone if len(terms) == 1 else beside
     charts = [
         Chart(
             "loss",
             "Loss" if len(terms) == 1 else "Loss and its terms",
-            "Should fall and then level off." + (" A contrast near rho means collapse." if "contrast" in terms else ""),
+            caption + (" A contrast near rho means collapse." if "contrast" in terms else ""),
             [curve(record.logged, name, name) for name in terms],
             "epoch",
             "loss",
@@ -64,10 +70,10 @@ def _accuracy(record: Record) -> list[Chart]:
 
 
 def _untrained(record: Record) -> float | None:
-    """kNN accuracy of the untrained network, where it has been evaluated."""
-    numbers = record.current_results.get("knn", {}).get("numbers", {}).get("untrained", {})
-    value: float | None = numbers.get(KNN.removeprefix("knn_"))
-    return value
+    """kNN accuracy of the untrained network, where it has been evaluated on the data of the run."""
+    result = record.current_results.get("knn", {})
+    value: float | None = result.get("numbers", {}).get("untrained", {}).get(KNN.removeprefix("knn_"))
+    return None if elsewhere(record, result) else value
 
 
 def moved(values: list[float], word: Literal["rose", "fell"], least: float = 0.0) -> str:

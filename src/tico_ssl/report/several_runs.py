@@ -56,8 +56,9 @@ def _sentences(comparison: Comparison) -> list[str]:
     if not ranked:
         return found
     best, group = max(ranked, key=lambda pair: sign * pair[0].mean)
-    word, unit = "Highest" if sign > 0 else "Lowest", f" {by.metric.unit}".rstrip()
-    found.append(f"{word} {within(full_name(by))}: {group.name} with {best.text(by.metric.digits)}{unit}.")
+    word, value = "Highest" if sign > 0 else "Lowest", f"{best.text(by.metric.digits)} {by.metric.unit}".rstrip()
+    with_others = f"{word} {within(full_name(by))}: {group.name} with {value}."
+    found.append(with_others if len(ranked) > 1 else f"{full_name(by)}: {value}.")
     return found
 
 

@@ -15,7 +15,7 @@ from tico_ssl.results.record import SEEN, Numbers, Record
 from tico_ssl.results.run_folder import flattened
 from tico_ssl.results.statistics import Spread
 from tico_ssl.results.table import Cell, Sheet, print_table, with_interval
-from tico_ssl.results.verdict import Verdict, collapse_verdict, images_tested, rank, verdict_over_seeds
+from tico_ssl.results.verdict import Verdict, collapse_verdict, images_tested, in_order, rank, verdict_over_seeds
 from tico_ssl.runtime.errors import UserError, suggestion
 from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.progress import console
@@ -120,6 +120,7 @@ def comparison_of(
     groups = grouped(records)
     results = [(protocol, numbers) for record in records for protocol, numbers in record.numbers]
     names = [(protocol, found) for protocol, numbers in results for found in numbers.values()]
+    names.sort(key=lambda item: in_order(item[0]))
     known = all_of_each(names)
     shown = known if every else first_of_each(names)
     columns = {one.protocol: _columns(one.protocol, results) for one in shown}

@@ -83,17 +83,18 @@ class Quantity:
     @property
     def directed_title(self) -> str:
         """Name with unit, and the sign of which way is better."""
-        return f"{self.title} {self._way}".rstrip()
+        return f"{self.title} {self.way}".rstrip()
 
     @property
     def row_title(self) -> str:
         """The same after the protocol, a name that both have only once: rankme, rankme embedding."""
         name = f"_{self.name}".removesuffix(f"_{self.protocol}").removeprefix("_")
         unit = f"({self.metric.unit})" if self.metric.unit else ""
-        return " ".join(filter(None, (self.protocol, name, unit, self._way)))
+        return " ".join(filter(None, (self.protocol, name, unit, self.way)))
 
     @property
-    def _way(self) -> str:
+    def way(self) -> str:
+        """The sign of which way is better, in brackets if between runs of one kind only; empty if none is."""
         sign = WAYS[self.metric.better]
         return f"({sign})" if sign and self.metric.among_runs else sign
 

@@ -124,6 +124,12 @@ class Record:
         return [(line["epoch"], line[KNN]) for line in self.between_epochs if {"epoch", KNN} <= line.keys()]
 
     @property
+    def knn_images(self) -> int | None:
+        """The number of test images of online kNN; None in runs of older versions."""
+        images = self.between_epochs[-1].get("test_images") if self.between_epochs else None
+        return images if isinstance(images, int) and images > 0 else None
+
+    @property
     def epochs(self) -> int:
         """Epochs of the recipe."""
         return int(self.setting("training.epochs") or 0)

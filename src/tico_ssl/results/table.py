@@ -67,7 +67,7 @@ def print_results(results: Sequence[Result]) -> None:
     console.print()
     console.print(_title(results[0]), markup=False)
     print_table(head, rows, left=[0], drawn=True)
-    for sentence in _legend(every, any("[" in text for row in rows for text in row)):
+    for sentence in legend(every, any("[" in text for row in rows for text in row)):
         console.print(sentence, markup=False)
     if (said := verdict(lines)) is not None:
         console.print(str(said), markup=False)
@@ -84,7 +84,7 @@ def with_interval(difference: float, interval: Interval | None, digits: int) -> 
     return signed(difference, digits) + ends
 
 
-def _legend(shown: Sequence[Quantity], with_intervals: bool) -> list[str]:
+def legend(shown: Sequence[Quantity], with_intervals: bool = False) -> list[str]:
     """What the signs in the table mean, of those that are in it."""
     ways = {"higher": "higher is better", "lower": "lower is better", "near 1": "nearer 1 is better"}
     found = {one.metric.better for one in shown}

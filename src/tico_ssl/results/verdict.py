@@ -259,6 +259,12 @@ def rank(quantity: Quantity) -> tuple[int, bool]:
     return place, not f"{quantity.name}_".startswith(f"{preferred}_")  # it may go on: top1_k20_t0.07
 
 
+def in_order(protocol: str) -> int:
+    """The place of a protocol in what people read: those that may decide first, surest first; others keep theirs."""
+    known = (*ORDER, *LAST)
+    return known.index(protocol) if protocol in known else len(known)
+
+
 def collapse_verdict(last: Mapping[str, float], lines: Iterable[Line]) -> str:
     """Collapse in a word, from the signs at the last step and the comparison with untrained features:
 

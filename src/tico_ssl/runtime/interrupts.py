@@ -50,17 +50,18 @@ def answered(end: bool = False) -> Iterator[None]:
 
 def _listen(heard: socket.socket, over: threading.Event, end: bool) -> None:
     """Until the other end is closed, take in the numbers of signals."""
-    asked = 0
+    asked, said = 0, False
     while number := heard.recv(1):
         if number[0] not in (signal.SIGINT, signal.SIGTERM):
             continue
         asked += number[0] == signal.SIGINT
         if over.wait(PATIENCE):
             return
-        if asked <= 1:
-            say("stopping after this step" + ("; Ctrl-C again stops at once" if end else ""))
-        elif end:
+        if end and asked > 1:
             _end()
+        if not said:
+            say("stopping after this step" + ("; Ctrl-C again stops at once" if end else ""))
+        said = True
 
 
 def _end() -> None:

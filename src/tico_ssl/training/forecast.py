@@ -12,7 +12,8 @@ WORTH_SAYING = 1.5  # factor between two forecasts
 
 
 class Forecast:
-    """Steps are timed from each of the `moments` on, numbers of completed steps."""
+    """Steps are timed from each of the `moments` on, numbers of completed steps, and after the last whenever twice as
+    many are done: the first seconds of a training may be slow for many reasons."""
 
     def __init__(self, steps: int, moments: Sequence[int], clock: Callable[[], float] = perf_counter) -> None:
         self.steps, self._moments, self._clock = steps, list(moments), clock
@@ -32,6 +33,8 @@ class Forecast:
         pace = (self._now() - then) / (done - first)
         self._begun = None
         del self._moments[0]
+        if not self._moments and 2 * done < self.steps:
+            self._moments = [2 * done]
         if max(pace / self._said, self._said / pace) < WORTH_SAYING:
             return None
         self._said = pace
@@ -39,7 +42,7 @@ class Forecast:
 
     def _now(self) -> float:
         if _on_gpu():
-            torch.cuda.synchronize()  # twice in a training
+            torch.cuda.synchronize()  # a few times in a training
         return self._clock()
 
 

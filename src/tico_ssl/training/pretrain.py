@@ -186,7 +186,7 @@ class _Moments:
         if self.knn is not None and setup.plan.due(done, settings.knn_every_epochs):
             self.put_together(done)
             found = self.knn.measure((self.whole or setup).method.backbone)
-            self.monitor.write({"step": done, "epoch": epoch, **found})
+            self.monitor.write({"step": done, "epoch": epoch, **found, "test_images": len(self.knn.queries)})
         bad, store = setup.loader.bad, setup.loader.store
         if epoch == 1 and store is not None and store.refused:
             fallbacks.note("store", f"there was no room for about {len(store.missing()):,} of {len(setup.source):,}")

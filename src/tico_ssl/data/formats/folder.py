@@ -1,6 +1,7 @@
 """A folder of image files at any depth, with or without class folders and splits."""
 
 import os
+import re
 from pathlib import Path
 
 import torch
@@ -16,12 +17,14 @@ from tico_ssl.data.source import Source, Split, meant
 from tico_ssl.runtime.errors import UserError
 
 RANK = 3  # matches any folder: more specific formats are tried first
-SPLIT_NAMES: dict[Split, tuple[str, ...]] = {  # of folders, in capitals or not
+SPLIT_NAMES: dict[Split, tuple[str, ...]] = {  # of folders, in capitals or not, with a number or not: train2017, test1
     "train": ("train", "training"),
     "test": ("test", "testing"),
     "val": ("val", "valid", "validation"),
 }
 ANY_IMAGE = SUFFIXES | {ARRAY_SUFFIX}
+IMAGES = {"images", "image", "imgs", "img"}  # of a folder of images beside which others are about them:
+ABOUT = {"annotations", "labels", "label", "masks", "mask"}
 
 
 def matches(place: str) -> bool:
@@ -48,14 +51,16 @@ def open_folder(root: Path, split: Split, reading: Reading = IN_FULL) -> Source 
     folder = _split_folder(root, split)
     if folder is None:
         return None
-    files = _image_files(folder, reading.channels)
+    _, masks = _images_and_masks(folder)
+    files = [file for file in _image_files(folder, reading.channels) if file.partition(os.sep)[0] not in masks]
     # Classes are numbered by the training folders, so that one missing in the test split does not shift the others.
     training = _split_folder(root, "train") or root
-    classes = tuple(name for name in sorted(_subfolders(training)) if holds_file(training / name, ANY_IMAGE))
+    inside = sorted(_subfolders(training) - _images_and_masks(training)[1])
+    classes = tuple(name for name in inside if holds_file(training / name, ANY_IMAGE))
     if all(split_called(name) for name in classes):  # test/ and val/ alone
         classes = ()
     labels = _labels_by_folder(files, folder, classes)
-    name = folder.name if folder == root else f"{root.name}/{folder.name}"
+    name = str(Path(root.name, folder.relative_to(root)))
     return files_source(name, folder, files, reading, labels, classes if labels is not None else ())
 
 
@@ -68,12 +73,15 @@ def _image_files(folder: Path, channels: int) -> list[str]:
 
 
 def splits_in(root: Path) -> dict[Split, str]:
-    """The splits of a folder, each with the name of its folder, if one is for training and no others hold images; none
+    """The splits of a folder, each with the path of its folder, if one is for training and no others hold images; none
     of other folders. One for testing or validation without images is left out."""
+    images, masks = _images_and_masks(root)
+    if masks:
+        return {split: f"{images}/{name}" for split, name in splits_in(root / images).items()}
     inside = _subfolders(root)
     named = {name: split for name in sorted(inside) if (split := split_called(name)) is not None}
-    if "train" not in named.values() or any(holds_file(root / name, ANY_IMAGE) for name in inside - named.keys()):
-        return {}  # a class may be called train
+    if "train" not in named.values():
+        return {}
     found: dict[Split, str] = {}
     for name, split in sorted(named.items(), key=lambda item: list(SPLIT_NAMES).index(item[1])):
         if split != "train" and not holds_file(root / name, ANY_IMAGE):
@@ -81,12 +89,19 @@ def splits_in(root: Path) -> dict[Split, str]:
         if split in found:
             raise UserError(f"{root}: {found[split]} and {name} are both called as {split} images are: rename one")
         found[split] = name
-    return found
+    others = sorted(name for name in inside - named.keys() if holds_file(root / name, ANY_IMAGE))
+    if others and len(found) > 1:
+        raise UserError(
+            f"{root}: {others[0]} holds images and is no split, as {' and '.join(found.values())} beside it are: "
+            "move it elsewhere, or give the folders to read one by one"
+        )
+    return {} if others else found  # a class may be called train
 
 
 def split_called(name: str) -> Split | None:
     """The split that a folder of this name is."""
-    return next((split for split, names in SPLIT_NAMES.items() if name.lower() in names), None)
+    plain = re.sub(r"[-_ ]?\d{1,4}$", "", name.lower())
+    return next((split for split, names in SPLIT_NAMES.items() if plain in names), None)
 
 
 def _labels_by_folder(files: list[str], folder: Path, classes: tuple[str, ...]) -> Tensor | None:
@@ -118,3 +133,13 @@ def _split_folder(root: Path, split: Split) -> Path | None:
     found = splits_in(root) or {"train": ""}
     wanted = meant(split, found)
     return None if wanted is None else root / found[wanted]
+
+
+def _images_and_masks(folder: Path) -> tuple[str, set[str]]:
+    """The folder of the images and those about them, which may hold images themselves, where no other does; else
+    none."""
+    inside = _subfolders(folder)
+    images, about = ({name for name in inside if name.lower() in names} for names in (IMAGES, ABOUT))
+    if len(images) == 1 and about and not any(holds_file(folder / name, ANY_IMAGE) for name in inside - images - about):
+        return images.pop(), about
+    return "", set()

@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 from zlib import crc32
 
@@ -194,7 +194,7 @@ class Packed:
         found: dict[Split, tuple[str, range]] = {}
         end = 0
         for folder, count in self.header.splits.items():
-            split = split_called(folder)
+            split = split_called(PurePosixPath(folder).name)
             if split is None or split in found:
                 raise UserError(f"{self.path}: damaged (splits)")
             found[split] = folder, range(end, end := end + count)
