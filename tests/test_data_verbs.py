@@ -91,8 +91,8 @@ def test_verify_of_something_else_is_one_line(tico, folder_of_images):
 
 def test_preview_draws_a_picture(tico, folder_of_images, tmp_path):
     for views in ("byol", "swav", "pirl", "supervised"):
-        method = ["method.name=tico"] if views != "supervised" else ["views=[{}, {}]"]
-        words = method if views == "supervised" else [f"views={views}", *method]
+        method = "pirl" if views == "pirl" else "tico"
+        words = ["views=[{}, {}]"] if views == "supervised" else [f"views={views}", f"method.name={method}"]
         out = tmp_path / f"{views}.png"
         tico("data", "preview", folder_of_images, "data.image_size=48", *words, "--out", out)
         with Image.open(out) as picture:
