@@ -53,7 +53,8 @@ class MethodConfig(Section):
     def check_images(self, views: Sequence[ViewShape]) -> None:
         """Raise UserError if one of `views` is a jigsaw."""
         if jigsaws := [number for number, view in enumerate(views, 1) if view.pieces]:
-            raise UserError(f"method {self.name} needs images, view {jigsaws[0]} of 'views' is a jigsaw (for method=pirl)")
+            which = f"view {jigsaws[0]} of 'views' is a jigsaw"
+            raise UserError(f"method {self.name} needs images, {which} (for method=pirl)")
 
 
 S = TypeVar("S", bound=Section)
