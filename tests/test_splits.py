@@ -15,6 +15,7 @@ from tico_ssl.classifying.held_out import own_validation
 from tico_ssl.cli import app
 from tico_ssl.config.sections import BackboneConfig, DataConfig
 from tico_ssl.data.formats import splits
+from tico_ssl.data.formats.packed import open_packed
 from tico_ssl.data.source import Reduced, Source, joined
 from tico_ssl.data.sources import open_source
 from tico_ssl.data.splits import open_splits, together
@@ -403,3 +404,16 @@ def test_packing_says_what_is_lost_and_what_is_wasted(tmp_path):
     enlarged = tico("data", "pack", tmp_path / "small", tmp_path / "d.tico", "--size", 48)
     assert "images of 32 pixels were enlarged: --size 32 keeps their pixels, in less space" in enlarged
     assert "data.image_size=32" in enlarged
+
+
+def test_packing_keeps_the_pixels_of_small_images_and_usual_sizes_of_large_ones(tmp_path):
+    """Where no --size is given: images are not enlarged, nor reduced below what evaluations usually take."""
+    for number, size in enumerate([(40, 52), (47, 36), (30, 60)]):
+        write(tmp_path / "small" / f"{number}.png", number, size)
+    write(tmp_path / "large" / "train" / "0.png", 0, (120, 130))
+    write(tmp_path / "large" / "test" / "0.png", 0, (300, 310))
+    for name, side in [("small", 40), ("large", 256)]:
+        assert "enlarged" not in tico("data", "pack", tmp_path / name, tmp_path / f"{name}.tico")
+        assert open_packed(tmp_path / f"{name}.tico").images.shape[-2:] == (side, side)
+    tico("data", "pack", tmp_path / "small.tico", tmp_path / "again.tico")
+    assert torch.equal(open_packed(tmp_path / "again.tico").images, open_packed(tmp_path / "small.tico").images)

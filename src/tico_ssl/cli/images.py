@@ -84,7 +84,13 @@ def _training(source: str, images: int, report: "CheckReport", channels: int) ->
 def pack(
     source: SourceArgument,
     out: Annotated[str, typer.Argument(metavar="OUT", help="File to write, ending in .tico.")],
-    size: Annotated[int, typer.Option(metavar="PIXELS", help="Shorter side of the stored images, in pixels.")] = 256,
+    size: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PIXELS",
+            help="Shorter side of the stored images, in pixels; by default 256, or the size of smaller images.",
+        ),
+    ] = None,
     jpeg: Annotated[
         bool, typer.Option("--jpeg", help="Store whole images as JPEG instead of raw central squares.")
     ] = False,
@@ -93,14 +99,19 @@ def pack(
     split: SplitOption = "all",
 ) -> None:
     """Pack images into one memory-mapped file for --data, with their splits. Resumes after an interruption."""
-    parts = _opened(source, split, channels, size)
+    from tico_ssl.config.views import USUAL_SIDE
+
+    parts = _opened(source, split, channels, USUAL_SIDE if size is None else size)
 
     from tico_ssl.config.recipe import load_recipe
     from tico_ssl.data.checking import contents, recommended
-    from tico_ssl.pipeline.packing import pack_splits
+    from tico_ssl.pipeline.packing import largest_side, pack_splits
     from tico_ssl.runtime.progress import say
     from tico_ssl.views.centre import smaller_than_needed
 
+    largest = max(largest_side(part.source) for part in parts)
+    if size is None:
+        size = min(USUAL_SIDE, largest or USUAL_SIDE)
     report = pack_splits(parts, Path(out).expanduser(), size, jpeg, workers=workers, label="packing")
     for line in contents(parts):
         say(line)
@@ -112,8 +123,8 @@ def pack(
     side = load_recipe(recipe, changes_of(overrides)).data.image_size
     if (smaller := smaller_than_needed(report.sides, side)) is not None:
         say(f"warning: {out} is {smaller}")
-    elif not jpeg and 0 < enough < size:
-        say(f"warning: images of {enough} pixels were enlarged: --size {enough} keeps their pixels, in less space")
+    elif not jpeg and 0 < largest < size:
+        say(f"warning: images of {largest} pixels were enlarged: --size {largest} keeps their pixels, in less space")
     say(f"next       {command('pretrain', recipe, '--data', out, *overrides)}")
 
 

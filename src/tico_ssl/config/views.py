@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from tico_ssl.config.section import Section
 from tico_ssl.runtime.errors import UserError, suggestion
 
+USUAL_SIDE = 256  # pixels of an image's shorter side, of which evaluations usually take the central 224
 SMALL_IMAGE = 64  # pixels, of the largest images that evaluations and measurements treat as they do CIFAR's
 Probability = Annotated[float, Field(ge=0, le=1)]
 Strength = Annotated[float, Field(ge=0)]

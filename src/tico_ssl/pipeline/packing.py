@@ -153,9 +153,18 @@ def original_side(source: Source) -> int:
     them; 0 where none can be read."""
     if source.reduced is not None:
         return source.reduced.original
-    places = evenly_spaced(len(source), SAMPLE).tolist()
-    sides = [side for place in places if (side := _stored_side(source, place)) is not None]
+    sides = _stored_sides(source)
     return int(np.median(sides)) if sides else 0
+
+
+def largest_side(source: Source) -> int:
+    """The longest of the shorter sides of a few images, beyond which packing enlarges; 0 where none can be read."""
+    return max(_stored_sides(source), default=0)
+
+
+def _stored_sides(source: Source) -> list[int]:
+    places = evenly_spaced(len(source), SAMPLE).tolist()
+    return [side for place in places if (side := _stored_side(source, place)) is not None]
 
 
 def _stored_side(source: Source, place: int) -> int | None:
