@@ -506,9 +506,12 @@ def test_folders_of_annotations_are_no_classes(tmp_path):
         write(tmp_path / "cells" / "Annotations" / f"{number}.xml", "<annotation/>")
         write(tmp_path / "cells" / "SegmentationClass" / f"{number}.png")
     write(tmp_path / "cells" / "ImageSets" / "Main" / "trainval.txt", "1\n")
-    found = source(tmp_path / "cells")
-    assert (names(found), found.labels, found.classes) == (["0.jpg", "1.jpg", "2.jpg"], None, ())
-    assert source(tmp_path / "cells", "test") is None
+    for place in (tmp_path / "cells", tmp_path):  # as VOCdevkit/VOC2012
+        found = source(place)
+        assert (names(found), found.labels, found.classes) == (["0.jpg", "1.jpg", "2.jpg"], None, ())
+        assert source(place, "test") is None
+    write(tmp_path / "another.jpg")
+    assert len(source(tmp_path)) == 7  # a folder of one's own making, of which nothing is known
 
 
 def test_folders_without_images_are_no_classes(tmp_path):

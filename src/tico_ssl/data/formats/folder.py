@@ -128,11 +128,23 @@ def _subfolders(folder: Path) -> set[str]:
 def _split_folder(root: Path, split: Split) -> Path | None:
     """The folder of a split, if there are splits; else all images are for training, of a folder in VOC's layout those
     that are annotated."""
-    if {"Annotations", "JPEGImages"} <= _subfolders(root):  # VOC's layout, whose other folders may hold masks
-        return root / "JPEGImages" if split == "train" else None
+    if (annotated := _annotated(root)) is not None:
+        return annotated if split == "train" else None
     found = splits_in(root) or {"train": ""}
     wanted = meant(split, found)
     return None if wanted is None else root / found[wanted]
+
+
+def _annotated(root: Path) -> Path | None:
+    """The images of a folder in VOC's layout, whose other folders may hold masks, or of one with nothing but such a
+    folder, as VOCdevkit/VOC2012."""
+    inside = _subfolders(root)
+    if {"Annotations", "JPEGImages"} <= inside:
+        return root / "JPEGImages"
+    with readable_folder(root) as entries:
+        alone = len(inside) == 1 and not any(Path(entry.name).suffix.lower() in ANY_IMAGE for entry in entries)
+    home = root / inside.pop() if alone else root
+    return home / "JPEGImages" if alone and {"Annotations", "JPEGImages"} <= _subfolders(home) else None
 
 
 def _images_and_masks(folder: Path) -> tuple[str, set[str]]:
