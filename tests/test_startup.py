@@ -94,6 +94,7 @@ MISTAKES = [
     ("curate nowhere textures", "nowhere"),
     ("curate run nowhere", "nowhere"),
     ("curate run textures --out notes.txt", "--out takes a folder"),
+    ("report run --out page.html", "--out takes a folder, in which the page is report.html"),
     ("curate run textures --threshold nan", "threshold"),
     ("export run nosuch", "nosuch"),
     ("export nowhere timm", "nowhere"),

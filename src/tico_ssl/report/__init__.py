@@ -51,6 +51,8 @@ def report(
     folder = Path(out).expanduser() if out is not None else Path(places[0]).expanduser() if alone else Path("report")
     if out is not None and folder.is_file():
         raise UserError(f"{folder} is a file: --out takes a folder")
+    if out is not None and folder.suffix == ".html":
+        raise UserError(f"{folder}: --out takes a folder, in which the page is report.html")
     if alone and not is_study(places[0]):
         record = read_record(places[0])
         for what in record.damage:
