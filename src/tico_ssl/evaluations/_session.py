@@ -62,7 +62,7 @@ class Session:
         known = {protocol: found for protocol in protocols if (found := self._known(protocol)) is not None}
         waiting = [protocol for protocol in protocols if protocol not in known]
         if known:
-            say(f"already done: {', '.join(known)}; --again repeats them on cached features, --no-cache from scratch")
+            say(f"already done: {', '.join(known)}; --again repeats them on cached features")
         self._say_plan(waiting)
         for protocol in protocols:
             if protocol in known:
