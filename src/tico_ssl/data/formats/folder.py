@@ -54,8 +54,8 @@ def open_folder(root: Path, split: Split, reading: Reading = IN_FULL) -> Source 
     _, masks = _images_and_masks(folder)
     files = [file for file in _image_files(folder, reading.channels) if file.partition(os.sep)[0] not in masks]
     # Classes are numbered by the training folders, so that one missing in the test split does not shift the others.
-    training = _split_folder(root, "train") or root
-    inside = sorted(_subfolders(training) - _images_and_masks(training)[1])
+    training = folder if split == "train" else _split_folder(root, "train") or root
+    inside = sorted(_subfolders(training) - (masks if training == folder else _images_and_masks(training)[1]))
     classes = tuple(name for name in inside if holds_file(training / name, ANY_IMAGE))
     if all(split_called(name) for name in classes):  # test/ and val/ alone
         classes = ()
