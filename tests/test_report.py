@@ -121,7 +121,7 @@ def test_without_evaluation_the_knn_of_training_speaks(tmp_path):
     metrics += [log_line(20, 2.0), {"step": 20, "epoch": 2, "knn_top1_k20": 55.5}]
     said = "kNN accuracy rose from 20.0 % (epoch 1) to 55.5 % (epoch 2)"
     assert f"{said}." in sentences(made_run(tmp_path / "a", metrics=metrics))
-    for images, end, tone in ((8, ", no more than by chance: of 8 test images.", "plain"), (800, ".", "good")):
+    for images, end, tone in ((8, ", which may be chance with 8 test images.", "plain"), (800, ".", "good")):
         counted = [line | ({"test_images": images} if "knn_top1_k20" in line else {}) for line in metrics]
         found = findings(read_record(made_run(tmp_path / str(images), metrics=counted).folder))
         assert (found[0].tone, found[0].text) == (tone, said + end)

@@ -71,7 +71,7 @@ def _help(record: Record) -> list[Sentence]:
             return [Sentence("plain", f"{said}.")]
         low, high = unpaired_interval(after / 100, images, before / 100, images)
         if low <= 0 <= high:
-            return [Sentence("plain", f"{said}, no more than by chance: of {counted(images, 'test image')}.")]
+            return [Sentence("plain", f"{said}, which may be chance with {counted(images, 'test image')}.")]
         return [Sentence("good" if low > 0 else "bad", f"{said}.")]
     return [Sentence("plain", "Whether pretraining helped has not been measured yet.")]
 
