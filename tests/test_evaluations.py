@@ -28,7 +28,7 @@ from tico_ssl.features.settings import Voters
 from tico_ssl.features.splits import splits
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.pipeline.packing import pack
-from tico_ssl.results.record import SEEN, split_words
+from tico_ssl.results.record import SEEN, same_source, split_in_words
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.online_knn import OnlineKnn
@@ -165,7 +165,7 @@ def test_the_untrained_twin_is_fair(run):
 
 
 def test_data_without_a_test_split_are_split_within_classes(run, folder_of_images):
-    train, test, how = splits(open_source(DataConfig(source=str(folder_of_images))), None, seed=0)
+    train, test, how, _ = splits(open_source(DataConfig(source=str(folder_of_images))), None, seed=0)
     assert (len(train), len(test)) == (10, 2)
     assert test.labels.tolist() == [0, 1]
     assert "held out" in how
@@ -181,10 +181,26 @@ def test_only_images_that_pretraining_has_seen_are_said_to_be(run, tiny, folder_
     for place, seen in [(None, True), (f"{folder_of_images}/", True), (folder_of_images / "cats", None)]:
         context = open_context(own.folder, place)
         assert context.data.get(SEEN) is seen
-        assert ("seen without labels" in split_words(context.data)) is bool(seen)
+        assert ("seen without labels" in split_in_words(context.data)) is bool(seen)
     assert SEEN not in open_context(run.folder, str(folder_of_images)).data
     assert SEEN not in open_context(own.backbone_file, str(folder_of_images)).data  # a file knows no data
     assert SEEN not in open_context(run.folder).data  # they have a test split, which pretraining leaves out
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("photos", "photos/", True),
+        ("photos", "./photos", True),
+        (["a/", "b"], "a + b", True),
+        (["a", "b"], ["b", "a"], False),
+        (["a", "b"], "a", False),
+        ("s3://bucket/a", "s3://bucket/a", True),
+        ("textures", "cifar10", False),
+    ],
+)
+def test_data_are_the_same_however_they_are_written(one, other, same):
+    assert same_source(one, other) is same_source(other, one) is same
 
 
 def test_labels_that_are_not_there_are_asked_for(run, folder_of_images, tmp_path):
@@ -274,7 +290,7 @@ def several_labels(tmp_path):
 
 def test_images_of_several_classes_are_held_out_from_the_whole(several_labels):
     place, labels = several_labels
-    train, test, how = splits(open_source(DataConfig(source=place)), None, seed=0)
+    train, test, how, _ = splits(open_source(DataConfig(source=place)), None, seed=0)
     assert (len(train), len(test)) == (16, 4)
     assert "held out" in how
     assert sorted(train.labels.tolist() + test.labels.tolist()) == sorted(labels.tolist())

@@ -17,7 +17,7 @@ from tico_ssl.classifying.settings import LinearHead, WholeNetwork
 from tico_ssl.classifying.storage import save_classifier
 from tico_ssl.data.given import Given
 from tico_ssl.evaluations._context import Context, open_context
-from tico_ssl.results.record import Numbers, split_words
+from tico_ssl.results.record import Numbers, split_in_words
 from tico_ssl.results.run_folder import installed_version
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import choose_device, tune_process
@@ -40,7 +40,7 @@ def make(
         context = replace(open_context(run, data, cache=True), protocol="finetune")
         classes = class_names(context)
         images = f"{counted(context.data['train'], 'training image')}, {counted(context.data['test'], 'test image')}"
-        say(f"{counted(len(classes), 'class')}, {images} ({split_words(context.data)})")
+        say(f"{counted(len(classes), 'class')}, {images} ({split_in_words(context.data)})")
         model, chosen = _made(context, config, classes, folder)
         if not distributed.is_main():
             return {}

@@ -12,7 +12,7 @@ from tico_ssl.report.charts import Chart
 from tico_ssl.report.html import Html, tag
 from tico_ssl.report.image_sections import MOST_CLASSES, common_mistakes, confusion_chart
 from tico_ssl.report.page import Section, figure, page, paragraph, table
-from tico_ssl.results.record import duration, split_words
+from tico_ssl.results.record import duration, split_in_words
 from tico_ssl.results.table import Cell
 from tico_ssl.runtime.printing import printable
 
@@ -57,7 +57,7 @@ def _header(title: str, results: dict[str, Any]) -> list[Html]:
         "mean recall of the classes": f"{results['mean_recall']:.1f} %",
         "data": printable(str(data["source"])),
         "training images": f"{data['train']:,}",
-        "test images": f"{results['images']:,} ({split_words(data)})",
+        "test images": f"{results['images']:,} ({split_in_words(data)})",
         "unreadable test images": f"{results['unreadable']:,}",
         "trained": "head on frozen features" if results["settings"]["head"] == "linear" else "whole network",
         "chosen": ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in chosen.items()),

@@ -26,7 +26,7 @@ from tico_ssl.features.extraction import needed_side, pixels
 from tico_ssl.features.frozen import Features, frozen_features
 from tico_ssl.features.homes import INITIAL, PIXELS, TRAINED, UNTRAINED
 from tico_ssl.features.lazy import LazyBackbone, LazyBackbones, ready
-from tico_ssl.features.splits import DRAWN, splits
+from tico_ssl.features.splits import Splits, splits
 from tico_ssl.features.subjects import Subject, open_others, open_subject, untrained_twin
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.results.record import SEEN, Numbers, Result
@@ -241,18 +241,18 @@ def open_context(
     subject = open_subject(run, data)
     backbone, config, seed, device = subject.backbone, subject.data, subject.seed, choose_device()
 
-    def opened(shorter: int) -> tuple[Source, Source, str]:
+    def opened(shorter: int) -> Splits:
         channels = backbone.config.channels
         train = required(open_stored(config, "train", channels, shorter), config)
         return splits(train, open_stored(config, "test", channels, shorter), seed, config.held_out)
 
-    train, test, how = opened(needed_side(backbone))
+    train, test, how, drawn = opened(needed_side(backbone))
     if (smaller := smaller_than_needed(test.reduced, backbone.image_size)) is not None:
         say(f"{shown(config)}: {smaller}")
     twin = untrained_twin(backbone, train, seed, device, config.reduced_decoding)
     dtype = torch.bfloat16 if bf16 else torch.float32
     described = {"source": shown(config), "train": len(train), "test": len(test), "split": how}
-    described |= {SEEN: True} if subject.knows_its_data and how.startswith(DRAWN) else {}
+    described |= {SEEN: True} if drawn and subject.has_seen_its_data else {}
     described |= {"precision": "bf16"} if bf16 else {}
     described |= {} if smaller is None or test.reduced is None else {"packed": list(test.reduced)}
     context = Context(

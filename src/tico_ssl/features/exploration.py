@@ -90,7 +90,7 @@ def _splits(subject: Subject, shorter: int) -> tuple[Source, Source]:
     """Training and test images, those that are decoded already from where they are kept."""
     data, channels = subject.data, subject.backbone.config.channels
     train = required(open_stored(data, "train", channels, shorter, fill=False), data)
-    train, test, _ = splits(train, open_stored(data, "test", channels, shorter, fill=False), subject.seed)
+    train, test, *_ = splits(train, open_stored(data, "test", channels, shorter, fill=False), subject.seed)
     return train, test
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -21,6 +20,7 @@ from tico_ssl.networks.backbones import Backbone, build_backbone
 from tico_ssl.networks.batch_norm import calibrate
 from tico_ssl.networks.foreign import match, read_tensors
 from tico_ssl.networks.storage import load_backbone, save_backbone
+from tico_ssl.results.record import same_source
 from tico_ssl.results.run_folder import backbone_file, open_run
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import digest
@@ -52,14 +52,9 @@ class Subject:
         return {"model": self.given, "checkpoint": self.checkpoint}
 
     @property
-    def knows_its_data(self) -> bool:
+    def has_seen_its_data(self) -> bool:
         """Whether it was pretrained on the data that it is evaluated on."""
-        return self.pretrained_on is not None and _places(self.pretrained_on) == _places(self.data.source)
-
-
-def _places(source: str | list[str]) -> list[str]:
-    """Paths in one form, and names, which are no paths, alike."""
-    return [os.path.abspath(place) for place in ([source] if isinstance(source, str) else source)]  # noqa: PTH100 - urls
+        return self.pretrained_on is not None and same_source(self.pretrained_on, self.data.source)
 
 
 def open_subject(run: str | Path, data: Given | DataConfig | None = None) -> Subject:

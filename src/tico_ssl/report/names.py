@@ -3,7 +3,7 @@
 import re
 
 from tico_ssl.results.metrics import Quantity
-from tico_ssl.results.record import Line, Record
+from tico_ssl.results.record import Line, Record, same_source
 
 PROTOCOLS = {
     "alignment-uniformity": "Alignment and uniformity",
@@ -123,5 +123,6 @@ def data_name(record: Record) -> str:
 
 def elsewhere(record: Record, result: Line) -> str:
     """Of a result on other data than the run's, on which: no accuracy is that of another data set."""
-    data, own = result.get("data", {}).get("source"), record.setting("data.source")
-    return "" if data is None or data == own else f", on {' + '.join(data) if isinstance(data, list) else data}"
+    data = result.get("data", {}).get("source")
+    own = not isinstance(data, str) or same_source(data, data_name(record))
+    return "" if own else f", on {data}"

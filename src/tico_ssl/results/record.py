@@ -1,6 +1,7 @@
 """A run as read from its folder, and a result as stored in results.jsonl."""
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -43,9 +44,16 @@ class Result:
         return {key: value for key, value in values.items() if value or key not in ("intervals", "differences")}
 
 
-def split_words(data: Line) -> str:
+def split_in_words(data: Line) -> str:
     """How a result's test images were chosen, and whether pretraining has seen them."""
     return f"{data['split']}{', seen without labels in pretraining' if data.get(SEEN) else ''}"
+
+
+def same_source(one: str | Sequence[str], other: str | Sequence[str]) -> bool:
+    """Whether data are the same, given as places or as the line that results have of them: `photos` is `photos/`."""
+    lines = [given if isinstance(given, str) else " + ".join(given) for given in (one, other)]
+    first, second = ([os.path.abspath(place) for place in line.split(" + ")] for line in lines)  # noqa: PTH100 - urls
+    return first == second
 
 
 def is_result(line: Line) -> bool:

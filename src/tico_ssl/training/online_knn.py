@@ -43,7 +43,7 @@ class OnlineKnn:
             return None
         shorter = shorter_side(recipe.views, data.image_size)  # both splits decoded alike
         test = open_stored(data, "test", recipe.backbone.channels, shorter)
-        bank, queries, _ = splits(source, test, settings.seed)
+        bank, queries, *_ = splits(source, test, settings.seed)
         if not _classified(queries):
             return None
         return cls(
