@@ -91,6 +91,20 @@ def test_semi_supervised_rates_fall_to_a_fifth_after_epochs_12_and_16(steps_per_
     assert before == 1
 
 
+@pytest.mark.parametrize(
+    "protocols, sampling, interpolation",
+    [
+        ([linear_augmented], "clipped", "bicubic"),
+        ([semi_supervised, fine_tune, places205, inaturalist2018], "rejection", "bilinear"),
+    ],
+)
+def test_training_crops_are_those_of_the_program_that_a_protocol_comes_from(protocols, sampling, interpolation):
+    for protocol in protocols:
+        policy = protocol.Config().policy()
+        assert (policy.crop_sampling, policy.interpolation) == (sampling, interpolation)
+        assert protocol.Config(crop_sampling="distorted").policy().crop_sampling == "distorted"
+
+
 def test_places_and_inaturalist_have_the_papers_schedules():
     places = places205.Config()
     assert (places.epochs, places.batch_size, places.weight_decay, places.nesterov) == (14, 256, 0.0, False)

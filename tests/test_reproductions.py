@@ -17,6 +17,7 @@ NAMES = {"simclr-solo-learn": "simclr"}
 BESIDE = {"log_every_steps", "knn_every_epochs", "knn_images", "checkpoint_seconds", "source", "root", "description"}
 # Differences that the page tells.
 TOLD = {
+    "byol-lightly": {"method.last_bias": False},
     "simclr-lightly": {"method.last_norm_bias": False},
     "simsiam-lightly": {"method.last_affine": False},
     "simsiam-lightly-init": {
@@ -60,6 +61,7 @@ def test_a_stored_run_has_the_settings_of_its_recipe(folder):
 MEASURED = re.compile(r"Here: ([\d.]+) % (by kNN \(k 200\)|linear)(.*), (\d+) (seconds|minutes) on .*? \((\S+)\)\.$")
 PROTOCOLS = {"by kNN (k 200)": ("knn", "top1_k200"), "linear": ("linear", "top1")}
 DIFFERENT = {  # from the recipe in the measured run, as its description tells
+    "cifar10/byol-lightly": {"method.last_bias": False},
     "cifar10/simclr-lightly": {"method.last_norm_bias": False},
     "cifar10/tico": {"training.epochs": 60},
     "photos": {"data.image_size": 112},

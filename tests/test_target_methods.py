@@ -359,6 +359,16 @@ def test_the_heads():
     assert len(model.target) == 2
 
 
+@pytest.mark.parametrize(
+    "recipe, biases", [("imagenet/byol", False), ("cifar10/byol", True), ("cifar10/byol-lightly", True)]
+)
+def test_byols_last_layers_have_the_biases_of_the_program_that_a_recipe_repeats(recipe, biases):
+    config = load_recipe(recipe).method
+    model = byol.build(config.model_copy(update={"hidden": 8}), Tiny())
+    for part in (model.projector, model.predictor):
+        assert [layer.bias is not None for layer in part if isinstance(layer, nn.Linear)] == [False, biases]
+
+
 def test_byol_compares_each_view_with_the_other():
     model = make("byol")
     moved(model, 5)

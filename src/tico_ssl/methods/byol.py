@@ -44,6 +44,8 @@ class Config(MethodConfig):
     """Width of the hidden layers of projector and predictor."""
     dim: Annotated[int, Field(ge=2)] = 256
     """Dimensions of the embedding and of its prediction."""
+    last_bias: bool = False
+    """Biases in the last layers of projector and predictor: not in the authors' code, but in solo-learn and lightly."""
     ema_start: Annotated[float, Field(ge=0, le=1)] = 0.996
     """Decay of the target encoder at the first step."""
     ema_end: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -57,9 +59,9 @@ class BYOL(Method):
 
     def __init__(self, backbone: Backbone, config: Config | None = None) -> None:
         config = config or Config()
-        super().__init__(backbone, head(backbone.width, config.hidden, config.dim))
+        super().__init__(backbone, head(backbone.width, config.hidden, config.dim, last_bias=config.last_bias))
         self.config = config
-        self.predictor = head(config.dim, config.hidden, config.dim)
+        self.predictor = head(config.dim, config.hidden, config.dim, last_bias=config.last_bias)
         self.target = Target(self.online())
 
     def predict(self, views: Sequence[Tensor]) -> tuple[Tensor, ...]:

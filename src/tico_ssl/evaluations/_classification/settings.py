@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from tico_ssl.config.section import Section
-from tico_ssl.config.views import Probability, Range, ViewPolicy
+from tico_ssl.config.views import CropSampling, Interpolation, Probability, Range, ViewPolicy
 from tico_ssl.optim.schedules import step_decay, warmup_cosine
 
 Positive = Annotated[int, Field(ge=1)]
@@ -41,6 +41,10 @@ class Settings(Section):
     """Range of a random crop's area, as a fraction of the image's."""
     crop_ratio: Range = (3 / 4, 4 / 3)
     """Range of a crop's aspect ratio (width / height)."""
+    crop_sampling: CropSampling = "clipped"
+    """How crops are drawn: clipped as in BYOL, rejection as in torchvision, distorted as in TensorFlow."""
+    interpolation: Interpolation = "bicubic"
+    """Interpolation of a crop: bicubic or bilinear."""
     flip: Probability = 0.5
     """Probability of a horizontal flip."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -63,8 +67,15 @@ class Settings(Section):
 
     def policy(self) -> ViewPolicy:
         """Augmentation of training images: crop and flip."""
-        crop = {"crop_scale": self.crop_scale, "crop_ratio": self.crop_ratio, "flip": self.flip}
-        return ViewPolicy(**crop, jitter=0.0, greyscale=0.0)  # type: ignore[arg-type]
+        return ViewPolicy(
+            crop_scale=self.crop_scale,
+            crop_ratio=self.crop_ratio,
+            crop_sampling=self.crop_sampling,
+            interpolation=self.interpolation,
+            flip=self.flip,
+            jitter=0.0,
+            greyscale=0.0,
+        )
 
     def batch_of(self, images: int, processes: int = 1) -> int:
         """Images per step: at most all, and divisible by the number of processes. By default so few that the epochs
@@ -109,8 +120,13 @@ class LinearSettings(Settings):
 
 
 class FineTuning(Settings):
-    """Two learning rates: one for the backbone, one for the classifier, which starts from scratch."""
+    """Two learning rates: one for the backbone, one for the classifier, which starts from scratch. Crops are
+    torchvision's, as in the programs that the schedules come from (Barlow Twins, VICReg)."""
 
+    crop_sampling: CropSampling = "rejection"
+    """How crops are drawn: clipped as in BYOL, rejection as in torchvision, distorted as in TensorFlow."""
+    interpolation: Interpolation = "bilinear"
+    """Interpolation of a crop: bicubic or bilinear."""
     lr_backbone: Rate = 0.01
     """Learning rate of the backbone at this batch size."""
     lr_head: Rate = 0.1
