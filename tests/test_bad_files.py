@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from tico_ssl import embed, evaluate, pretrain
 from tico_ssl.cli import app
+from tico_ssl.config.recipe import load_recipe
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.bad_files import BadFiles, readable
 from tico_ssl.data.checking import check
@@ -20,6 +22,7 @@ from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.sources import open_source
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.json_lines import read_json_lines
+from tico_ssl.training.setup import prepare
 
 
 def noise(seed, height=24, width=20):
@@ -66,13 +69,40 @@ def test_too_many_stop_the_run_before_it_begins(tmp_path, tiny, folder):
     assert not (tmp_path / "run").exists()
 
 
-def test_an_unreadable_image_is_replaced_by_the_next_readable_one(folder):
+def test_an_unreadable_image_is_replaced_by_the_next_readable_one_of_its_class(folder):
     source, bad = open_source(DataConfig(source=str(folder))), BadFiles()
     places = {source.names(i): i for i in range(len(source))}
-    assert torch.equal(readable(source, places["cats/text.png"], bad), source.fetch(places["dogs/00.png"]))
+    assert torch.equal(readable(source, places["cats/text.png"], bad), source.fetch(places["cats/01.png"]))
+    unlabelled = replace(source, labels=None)
+    assert torch.equal(readable(unlabelled, places["cats/text.png"], bad), source.fetch(places["dogs/00.png"]))
+    alone = replace(source, labels=torch.arange(len(source)))
+    assert torch.equal(readable(alone, places["cats/text.png"], bad), source.fetch(places["dogs/00.png"]))
     assert set(bad.reasons) <= BAD
     with pytest.raises(BadImage):
         source.fetch(places["cats/text.png"])
+
+
+def test_batches_have_the_labels_of_their_pictures(tmp_path, tiny):
+    """Classes are bright and dark; bad files of each stand between files of the other."""
+    root = tmp_path / "greys"
+    for number in range(40):
+        path = root / f"{number:02}-{'dark' if number % 2 else 'bright'}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("L", (16, 16), 20 if number % 2 else 220).save(path)
+        if number in (6, 7, 38, 39):
+            path.write_text("not an image")
+    source = open_source(DataConfig(source=str(root)))
+    source = replace(source, labels=torch.tensor([int("dark" in source.names(i)) for i in range(len(source))]))
+    settings = {"views.*.jitter": 0.0, "views.*.greyscale": 0.0, "data.most_bad": 0.2, "training.batch_size": 20}
+    recipe = load_recipe("demo", tiny | settings | {"data.limit": None, "data.image_size": 16})
+    loader = prepare(recipe, torch.device("cpu"), source).loader
+    for raw in loader.iterate(0, 4):
+        dark = views_of(loader, raw).mean(dim=(1, 2, 3)) < 0
+        assert torch.equal(dark.long(), raw.label)
+
+
+def views_of(loader, raw):
+    return loader.views.make(raw.pixels, raw.decisions)[0].float()
 
 
 def test_nothing_readable_is_said(tmp_path):

@@ -1,9 +1,16 @@
 """Calibration of BatchNorm: running statistics become plain averages over the batches that were shown."""
 
+import copy
+
+import pytest
 import torch
+from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
+from test_distributed import in_two_processes
+from tico_ssl.networks import batch_norm
 from tico_ssl.networks.batch_norm import SharedBatchNorm, calibrate, share_statistics
+from tico_ssl.runtime.errors import UserError
 
 
 def make_batches() -> list[Tensor]:
@@ -84,3 +91,53 @@ def test_shared_batch_norm_alone_is_batch_norm():
     for batch in make_batches():
         torch.testing.assert_close(ours(batch), theirs(batch))
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+
+
+def with_activations():
+    """As many of timm's networks have it: activation and dropout inside of BatchNorm."""
+    torch.manual_seed(0)
+    acted = BatchNormAct2d(4, act_layer=nn.SiLU, drop_layer=lambda: nn.Hardtanh(-0.5, 0.5))
+    return nn.Sequential(nn.Conv2d(3, 4, 3), acted, nn.Conv2d(4, 2, 1), nn.BatchNorm2d(2)).double()
+
+
+def halves(rank):
+    """Outputs, gradients and statistics of a step on half of a batch, and the outputs in evaluation mode."""
+    model = share_statistics(with_activations()) if rank is not None else with_activations()
+    images = make_batches()[1].double()
+    mine = images if rank is None else images[3 * rank : 3 * rank + 3]
+    output = model(mine)
+    (output.cos().sum() * (1 if rank is None else 2)).backward()
+    found = {"output": output.detach(), "evaluated": model.eval()(mine).detach()}
+    return found | {name: weight.grad for name, weight in model.named_parameters()} | dict(model.named_buffers())
+
+
+def test_activations_inside_batch_norm_stay_with_several_processes(tmp_path):
+    parts, whole = in_two_processes(halves, tmp_path), halves(None)
+    for name, value in whole.items():
+        if name in ("output", "evaluated"):
+            found = torch.cat([part[name] for part in parts])
+        else:  # gradients are averaged over processes
+            found = torch.stack([part[name].double() for part in parts]).mean(0).to(value.dtype)
+        torch.testing.assert_close(found, value, rtol=1e-10, atol=1e-12, msg=name)
+
+
+def test_activations_inside_batch_norm_stay_on_gpus():
+    """There the conversion is timm's own; in evaluation mode it runs on a CPU, too."""
+    model = calibrate(with_activations(), [batch.double() for batch in make_batches()])
+    converted = copy.deepcopy(model)
+    batch_norm._convert_on_gpu(converted, has_activations=True)
+    assert {type(converted[1]).__name__, type(converted[3]).__name__} == {"SyncBatchNormAct", "SyncBatchNorm"}
+    images = make_batches()[0].double()
+    torch.testing.assert_close(converted(images), model(images))
+    assert converted.state_dict().keys() == model.state_dict().keys()
+
+
+class Odd(nn.BatchNorm2d):
+    def forward(self, input):
+        return -super().forward(input)
+
+
+def test_a_batch_norm_with_a_forward_pass_of_its_own_is_refused(monkeypatch):
+    monkeypatch.setattr(batch_norm.distributed, "active", lambda: True)
+    with pytest.raises(UserError, match="several processes cannot share the statistics of Odd"):
+        share_statistics(nn.Sequential(Odd(3)))

@@ -19,6 +19,7 @@ from tico_ssl.methods.tico import Config, TiCo, TiCoLoss
 from tico_ssl.networks.batch_norm import share_statistics
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime import distributed
+from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.checkpoint import read_checkpoint
 from tico_ssl.training.setup import prepare
 
@@ -158,6 +159,16 @@ def test_the_same_command_under_torchrun(tmp_path, tiny):
     one, other = (torch.load(run.checkpoint_file, weights_only=True)["method"] for run in (alone, two))
     for name, value in one.items():
         torch.testing.assert_close(other[name], value, rtol=1e-7, atol=1e-9, msg=name)
+
+
+def one_image_each(rank):
+    with pytest.raises(UserError, match="leaves 1 image per process, BatchNorm needs 2: at least 4"):
+        prepare(load_recipe("demo", {"data.limit": 8, "training.batch_size": 2}), torch.device("cpu"))
+    return {}
+
+
+def test_a_batch_of_one_image_per_process_is_refused(tmp_path):
+    in_two_processes(one_image_each, tmp_path)
 
 
 def loaded(rank):

@@ -7,6 +7,7 @@ import warnings
 from typing import ClassVar
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tico_ssl import pretrain
 from tico_ssl.config.recipe import load_recipe
@@ -187,6 +188,17 @@ def test_a_failing_logger_is_a_line_and_training_goes_on(tmp_path, settings, mon
     assert out.count("warning: the records of another end here: not logged in\n") == 1
     assert (run.folder / "train.log").read_text().count("no route to host") == 1
     assert len(run.metrics()) == 6 and threading.excepthook is hook
+
+
+def test_a_resumed_run_keeps_the_events_up_to_its_checkpoint(tmp_path):
+    """Those of the checkpoint's own step were written before it; those behind it are written again."""
+    for start, steps in ((0, (2, 4, 6)), (4, (6, 8))):
+        events = Events(Run(tmp_path), start)
+        for step in steps:
+            events.add({"step": step, "loss": start + step})
+        events.close("stopped")
+    found = EventAccumulator(str(tmp_path), purge_orphaned_data=True).Reload().Scalars("loss")
+    assert [(event.step, event.value) for event in found] == [(2, 2), (4, 4), (6, 10), (8, 12)]
 
 
 def test_events_that_fail_leave_no_hook_behind(tmp_path, monkeypatch, capsys):

@@ -55,6 +55,10 @@ def test_other_errors_pass(error):
         raise error
 
 
+def recipe_in(parts):
+    return load_recipe("demo", {"training.parts": parts, "training.batch_size": 64 * parts})
+
+
 @pytest.mark.parametrize("limit", [2, 5, 8, 63, 64, 65, 100, 511, 512, 700, 1000, 4096, 10**6])
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("share", [math.inf, 1.0, 0.4, 1.7])
@@ -66,12 +70,13 @@ def test_the_largest_batch_is_found(limit, parts, share):
         tried.append(size)
         return 10 * size if size <= limit else None
 
+    sizes = find_batch.sizes_for(recipe_in(parts), 50_000)
     unit = math.lcm(find_batch.COARSE if limit >= find_batch.LARGE else find_batch.FINE, parts)
     if limit < unit:
         with pytest.raises(UserError, match="not even a batch of"):
-            find_batch.search(peak, 50_000, parts, share * 10 * limit)
+            find_batch.search(peak, sizes, share * 10 * limit)
         return
-    size, found = find_batch.search(peak, 50_000, parts, share * 10 * limit)
+    size, found = find_batch.search(peak, sizes, share * 10 * limit)
     assert found == 10 * size and size % parts == 0
     assert size <= limit < size + unit or size == 50_000 // parts * parts
     assert len(tried) == len(set(tried)) < 22
@@ -85,13 +90,41 @@ def test_few_trials_are_needed_where_memory_grows_with_the_batch():
         tried.append(size)
         return None if size > 3330 else int((1.0 + 0.04 * size + 2.0 * min(1, size / 200)) * 2**30)
 
-    assert find_batch.search(peak, 6_552, 1, 0.95 * 140 * 2**30)[0] == 3328
+    assert find_batch.search(peak, find_batch.sizes_for(recipe_in(1), 6_552), 0.95 * 140 * 2**30)[0] == 3328
     assert len(tried) <= 7, tried
 
 
 def test_a_batch_is_no_larger_than_the_images():
-    assert find_batch.search(lambda size: size, 100) == (100, 100)
-    assert find_batch.search(lambda size: size, 33, parts=2) == (32, 32)
+    assert find_batch.search(lambda size: size, find_batch.sizes_for(recipe_in(1), 100)) == (100, 100)
+    assert find_batch.search(lambda size: size, find_batch.sizes_for(recipe_in(2), 33)) == (32, 32)
+
+
+@pytest.mark.parametrize(
+    "recipe, changes, largest",
+    [
+        ("cifar10/moco-v2", {}, 8192),  # two keys an image, of a queue of 32,768
+        ("cifar10/moco", {}, 4096),
+        ("cifar10/squared-contrastive", {"method.bank": 1024}, 1024),
+        ("cifar10/swav", {"method.queue": 3840}, 3840),
+        ("cifar10/tico", {}, 9984),
+    ],
+)
+def test_only_batches_that_the_method_takes_are_tried(recipe, changes, largest):
+    tried = []
+
+    def peak(size):
+        tried.append(size)
+        return size if size < 10_000 else None
+
+    loaded = load_recipe(recipe, changes)
+    assert find_batch.search(peak, find_batch.sizes_for(loaded, 50_000), 12_000)[0] == largest
+    for size in tried:
+        loaded.method.check_batch(size, size)
+
+
+def test_too_few_images_for_any_batch_of_the_method():
+    with pytest.raises(UserError, match=r"method\.bn_splits 8: 45 images at once are no multiple of 64"):
+        find_batch.sizes_for(load_recipe("cifar10/moco"), 45)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from faults import FAULTS
 from tico_ssl import pretrain
@@ -321,13 +322,17 @@ class Pictures:
         return (pixels.float(),)
 
 
-def diagnosed(where, lr=0.1):
+def diagnosed(where, lr=0.1, parts=1, recompute=False):
     method = Toy(where)
+    if recompute:
+        plain = method.backbone.forward
+        method.backbone.forward = lambda images: checkpoint(plain, images, use_reentrant=False)
     optimizer = torch.optim.SGD(method.parameters(), lr=lr, momentum=0.9)
     raw = RawBatch(torch.randn(8, 3, 2, 2), torch.zeros(8, 1), torch.arange(8))
     if where == "views":
         raw.pixels[3, 0, 0, 0] = NAN
-    return diagnose(Step(method, optimizer, Pictures(), torch.float32, CPU), raw, lr, 0.0)
+    step = Step(method, optimizer, Pictures(), torch.float32, CPU, parts=parts)
+    return diagnose(step, raw, lr, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -350,6 +355,12 @@ def test_the_place_tells_the_cause(where, lr, stage, name, cause, remedy):
     assert cause in explanation.summary and remedy in explanation.lines[-1]
     assert any(line.startswith(f"  {name}") for line in explanation.lines)
     assert "\n" not in explanation.summary
+
+
+@pytest.mark.parametrize("saving", [{"parts": 2}, {"recompute": True}])
+@pytest.mark.parametrize(("where", "stage"), [("loss", "loss"), ("gradient", "backward pass")])
+def test_forward_passes_that_are_repeated_in_the_backward_pass_do_not_hide_the_place(saving, where, stage):
+    assert diagnosed(where, **saving).first.stage == stage
 
 
 def test_a_step_without_fault_is_said_to_be_finite():

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tico_ssl.config.recipe import load_recipe
-from tico_ssl.methods._base import Batch
+from tico_ssl.methods._base import Batch, Encoded
 from tico_ssl.methods.tico import Config, TiCo
 from tico_ssl.networks.batch_norm import kept_statistics
 from tico_ssl.networks.recomputing import recompute_blocks
@@ -17,6 +17,7 @@ from tico_ssl.optim.groups import build_optimizer, load_optimizer
 from tico_ssl.pipeline.loader import RawBatch
 from tico_ssl.runtime import distributed, fallbacks
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.training import step as step_module
 from tico_ssl.training.setup import build_method
 from tico_ssl.training.start import pretrain
 from tico_ssl.training.step import Step, _anyones, resolve_execution
@@ -246,6 +247,55 @@ def test_parts_give_the_gradient_and_the_covariance_of_the_whole_batch(parts, de
             torch.testing.assert_close(one.grad, two.grad, rtol=1e-10, atol=1e-12)
 
 
+class Dropping(Plain):
+    """A network that drops activations at random."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers.insert(2, nn.Dropout(0.4))
+        self.drop_rate = 0.3
+
+    def forward(self, images):
+        return nn.functional.dropout(super().forward(images), self.drop_rate, self.training)
+
+
+def test_parts_of_a_network_that_drops_have_the_gradient_of_what_they_embedded():
+    torch.manual_seed(0)
+    method = TiCo(Dropping(), config=Config(hidden=10, dim=6)).double()
+    method.projector[1] = nn.Identity()
+    method.target[1][1] = nn.Identity()
+    other = copy.deepcopy(method)
+    batch = Batch((torch.randn(16, 3, 6, 6).double(), torch.randn(16, 3, 6, 6).double()), torch.arange(16))
+
+    torch.manual_seed(1)
+    chunks = [tuple(view[8 * part :][:8] for view in batch.views) for part in range(2)]
+    encoded = [method.encode(Batch(views, torch.arange(8))) for views in chunks]
+    trained, fixed = (torch.cat([getattr(part, name)[0] for part in encoded]) for name in ("trained", "fixed"))
+    method.loss(Encoded((trained,), (fixed,))).loss.backward()
+
+    torch.manual_seed(1)
+    views = Views(recipe_of().views, 6, (0.0,) * 3, (1.0,) * 3, torch.float64)
+    Step(other, torch.optim.SGD(other.parameters()), views, torch.float64, CPU, parts=2)._in_parts(batch)
+    for one, two in zip(method.parameters(), other.parameters(), strict=True):
+        if one.grad is not None:
+            torch.testing.assert_close(one.grad, two.grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("network", "execution", "kept"),
+    [(Plain, "compiled", {"compiled"}), (Dropping, "captured", {"captured"}), (Plain, "eager", set())],
+)
+def test_parts_say_what_they_do_without(network, execution, kept, monkeypatch):
+    monkeypatch.setattr(step_module, "resolve_execution", lambda execution, device: execution)
+    fallbacks.drain()
+    method = TiCo(network(), config=Config(hidden=10, dim=6))
+    views = Views(recipe_of().views, 6, (0.0,) * 3, (1.0,) * 3, torch.float32)
+    optimizer = torch.optim.SGD(method.parameters())
+    step = Step(method, optimizer, views, torch.float32, CPU, execution=execution, parts=2)
+    assert step.execution == "eager"
+    assert fallbacks.drain().keys() == kept
+
+
 def test_parts_with_batch_norm_count_each_part_once(tmp_path, tiny):
     whole, parts = (
         pretrain("demo", out=tmp_path / str(n), overrides=tiny | {"training.parts": n, "training.epochs": 1})
@@ -270,6 +320,17 @@ def test_forgetting_activations_changes_nothing(name):
     kept = trained(recipe_of(**changes), CPU, steps=3)
     forgotten = trained(recipe_of(**changes, **{"training.recompute": True}), CPU, steps=3)
     assert_alike(forgotten, kept, 1e-12)
+
+
+@pytest.mark.parametrize("name", ["timm/resnet18", "timm/vit_tiny_patch16_224"])
+def test_what_is_recomputed_drops_the_same_paths_again(name):
+    changes = {"backbone.name": name, "backbone.arguments": {"drop_path_rate": 0.5}, "training.precision": "fp64"}
+    changes |= {"data.image_size": 32} if "vit" in name else {}
+    states = []
+    for recompute in (False, True):
+        torch.manual_seed(3)
+        states.append(trained(recipe_of(**changes, **{"training.recompute": recompute}), CPU, steps=2))
+    assert_alike(*states, 1e-12)
 
 
 def test_a_network_without_blocks_cannot_forget():

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tico_ssl import TiCoLoss, tico_loss
+from tico_ssl.runtime import distributed
 
 TIGHT = 1e-12
 some_examples = settings(max_examples=30, deadline=None)
@@ -464,6 +465,13 @@ def test_evaluation_mode_measures_without_moving_the_covariance():
     criterion.train()
     criterion(online, target)
     assert not torch.equal(criterion.covariance, before)
+
+
+def test_evaluation_mode_asks_no_other_process(monkeypatch):
+    """So that one process alone may measure."""
+    monkeypatch.setattr(distributed, "all_mean", None)
+    criterion = TiCoLoss(dim=3).eval()
+    assert criterion(torch.randn(4, 3), torch.randn(4, 3)).isfinite()
 
 
 def test_a_saved_memory_goes_on_identically():

@@ -4,9 +4,11 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from tico_ssl.data.decoding import BadImage
@@ -51,13 +53,26 @@ class BadFiles:
 
 
 def readable(source: Source, place: int, bad: BadFiles) -> Tensor:
-    """The image at an index, or the next readable one, so that a batch keeps its size."""
-    for further in range(len(source)):
+    """The image at an index. If it cannot be read, the next readable one with the same label, or if there is none, with
+    any: so a batch keeps its size, and its images their labels."""
+    for other in _in_turn(source, place):
         try:
-            return source.fetch((place + further) % len(source))
+            return source.fetch(other)
         except BadImage as error:
             bad.add(error)
     raise UserError(f"{source.name}: none of the {counted(len(source), 'image')} can be read")
+
+
+def _in_turn(source: Source, place: int) -> Iterator[int]:
+    """All indices: a place, those behind it with its label, those with other labels."""
+    yield place
+    labels, count = source.labels, len(source)
+    behind = [range(place + 1, count), range(place)]
+    if labels is None:
+        yield from chain(*behind)
+        return
+    for alike in (True, False):
+        yield from (other for other in chain(*behind) if torch.equal(labels[other], labels[place]) == alike)
 
 
 def reason_unread(source: Source, place: int) -> str:

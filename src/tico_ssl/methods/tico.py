@@ -153,7 +153,7 @@ class TiCoLoss(nn.Module):
             detach=self.detach,
             source=self.source,
             check_finite=self.check_finite,
-            average=distributed.all_mean,
+            average=distributed.all_mean if self.training else lambda matrix: matrix,
         )
         if self.training:
             self.covariance.copy_(terms.covariance)
@@ -222,6 +222,7 @@ class TiCo(Method):
         self.target = Target(self.online())
         self.criterion = TiCoLoss(config.dim, config.rho, config.beta, config.detach, config.source, check_finite=False)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.train()  # the mode of its target depends on the settings
 
     def train(self, mode: bool = True) -> "TiCo":
         """Training mode; a target with running statistics stays in evaluation mode."""

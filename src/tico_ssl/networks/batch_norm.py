@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tico_ssl.runtime import distributed
+from tico_ssl.runtime.errors import UserError
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -47,6 +48,17 @@ class SharedBatchNorm(_BatchNorm):
         self.running_var.lerp_(variance * count / max(1, count - 1), momentum)
 
 
+class SharedBatchNormAct(SharedBatchNorm):
+    """timm's BatchNorm that dropout and activation belong to, over all processes."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    def forward(self, input: Tensor) -> Tensor:
+        output: Tensor = self.act(self.drop(super().forward(input)))
+        return output
+
+
 def _joint_moments(input: Tensor, axes: list[int]) -> tuple[Tensor, Tensor]:
     """Mean and variance over all processes, from those of each."""
     variance, mean = torch.var_mean(input, axes, correction=0)
@@ -79,13 +91,36 @@ def share_statistics(model: M) -> M:
     """Make every BatchNorm of the model use the statistics of the global batch over processes."""
     if not distributed.active():
         return model
+    kinds = {type(module) for module in model.modules() if isinstance(module, _BatchNorm)}
+    shared = {kind: _shared_form(kind) for kind in kinds - {nn.SyncBatchNorm}}
     if next(model.parameters()).is_cuda:
-        nn.SyncBatchNorm.convert_sync_batchnorm(model)  # in place
+        _convert_on_gpu(model, SharedBatchNormAct in shared.values())
         return model
     for module in model.modules():
-        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
-            module.__class__ = SharedBatchNorm  # type: ignore[assignment]
+        if type(module) in shared:
+            module.__class__ = shared[type(module)]
     return model
+
+
+def _shared_form(kind: type[nn.Module]) -> type[SharedBatchNorm]:
+    """What replaces a kind of BatchNorm. A kind with a forward pass of its own would lose it."""
+    if issubclass(kind, SharedBatchNorm):
+        return kind
+    if kind.__name__ == "BatchNormAct2d":  # of timm, which is not imported for it
+        return SharedBatchNormAct
+    if kind.forward is not nn.BatchNorm2d.forward:
+        raise UserError(f"several processes cannot share the statistics of {kind.__name__}: use another backbone")
+    return SharedBatchNorm
+
+
+def _convert_on_gpu(model: nn.Module, has_activations: bool) -> None:
+    """torch's conversion, in place; or timm's, which keeps the activations of its own BatchNorm."""
+    if not has_activations:
+        nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return
+    from timm.layers.norm_act import convert_sync_batchnorm  # loaded already, with the network
+
+    convert_sync_batchnorm(model)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from tico_ssl.runtime.wording import counted
 
 Tensors = dict[str, Tensor]
 INSIDE = ("state_dict", "model", "teacher", "classy_state_dict", "base_model", "trunk")  # entries that hold the network
+DEPTH = 8  # of such entries in each other
 FOLLOWERS = re.compile(r"momentum|encoder_k|key|target|ema|teacher")  # names of averaged copies, taken if alone
 POSITIONS = re.compile(r"(^|\.)pos_embed(ding)?$")  # of timm's and torchvision's transformers
 TOKENS = (1, 0, 5, 2)  # before those of the patches: class, none, class and registers, class and distillation
@@ -43,8 +44,9 @@ def read_tensors(path: Path) -> Tensors:
     except Exception as error:  # a damaged or unsafe file fails in many ways
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(f"{path}: not a weights file that is safe to load ({reason})") from error
-    while isinstance(found, dict) and (inner := [found[key] for key in INSIDE if isinstance(found.get(key), dict)]):
-        found = inner[0]
+    for _ in range(DEPTH):  # a file may contain itself
+        inner = [found[key] for key in INSIDE if isinstance(found.get(key), dict)] if isinstance(found, dict) else []
+        found = inner[0] if inner else found
     named = found.items() if isinstance(found, dict) else ()
     tensors = {name: value for name, value in named if isinstance(name, str) and isinstance(value, Tensor)}
     if not tensors:
@@ -136,15 +138,19 @@ def start_from(backbone: Backbone, tensors: Tensors, origin: str, strict: bool =
 def fitted_kernel(kernel: Tensor, channels: int, height: int, width: int) -> Tensor:
     """A kernel (out, in, h, w) for another number of channels or another size.
 
-    One channel: the sum over the channels, as for a grey image. More: the channels repeated in order, scaled so that
-    equal channels give what they gave. Size: each tap is the sum of those that it covers, so that an image whose
+    One channel: the sum over the channels, as for a grey image. More: the channels repeated in order, each divided by
+    how often it is there. Fewer: what the missing ones had is spread over the others. So an image whose channels are
+    equal gives what it gave. Size: each tap is the sum of those that it covers, so that an image whose
     details are larger or smaller in the same proportion gives what it gave.
     """
     old = kernel.shape[1]
     if channels == 1:
         kernel = kernel.sum(dim=1, keepdim=True)
     elif channels != old:
-        kernel = kernel[:, torch.arange(channels) % old] * (old / channels)
+        sources = torch.arange(channels) % old
+        copies = torch.bincount(sources)[sources].view(1, -1, 1, 1).to(kernel)
+        lost = kernel[:, channels:].sum(dim=1, keepdim=True)
+        kernel = kernel[:, sources] / copies + lost / channels
     rows, columns = (_covering(a, b).to(kernel) for a, b in zip(kernel.shape[2:], (height, width), strict=True))
     return rows @ kernel @ columns.T
 
@@ -174,7 +180,7 @@ def _covering(before: int, after: int) -> Tensor:
 
 def _rules(theirs: Tensor, ours: Tensor) -> Iterator[str]:
     if theirs.shape[1] != ours.shape[1]:
-        yield "channels summed" if ours.shape[1] == 1 else "channels repeated"
+        yield "channels repeated" if ours.shape[1] > theirs.shape[1] else "channels summed"
     if theirs.shape[2:] != ours.shape[2:]:
         yield "taps summed"
 

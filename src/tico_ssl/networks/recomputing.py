@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tico_ssl.networks.batch_norm import kept_statistics
 from tico_ssl.networks.blocks import residual_blocks, transformer_blocks
+from tico_ssl.networks.dropping import drops
 from tico_ssl.runtime.errors import UserError
 
 
@@ -35,7 +36,7 @@ def _forgetful(forward: Callable[..., Any]) -> Callable[..., Any]:
             block,
             *inputs,
             use_reentrant=False,
-            preserve_rng_state=any(isinstance(module, nn.Dropout) and module.p > 0 for module in block.modules()),
+            preserve_rng_state=block.training and drops(block),  # it drops the same again
             context_fn=lambda: (nullcontext(), kept_statistics(block)),
         )
 

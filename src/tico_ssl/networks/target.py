@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from tico_ssl.networks.backbones import each
+from tico_ssl.networks.dropping import drop_nothing
 from tico_ssl.runtime import distributed
 
 Embeddings = tuple[Tensor, ...]
-RATES = {"DropPath": ("drop_prob",), "StochasticDepth": ("p",), "Dropout": ("p",)}  # of timm, torchvision and torch
 
 
 class Target(nn.Sequential):
@@ -32,9 +32,7 @@ class Target(nn.Sequential):
     def __init__(self, online: nn.Sequential) -> None:
         super().__init__(*copy.deepcopy(online))
         self.requires_grad_(False)
-        for module in self.modules():
-            for rate in RATES.get(type(module).__name__, ()):
-                setattr(module, rate, 0.0)
+        drop_nothing(self)
 
     @torch.no_grad()
     def follow(self, online: nn.Module, decay: float | Tensor) -> None:

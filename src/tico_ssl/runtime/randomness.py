@@ -26,3 +26,16 @@ def named_generator(seed: int, name: str) -> torch.Generator:
     """A CPU generator for one of several streams of a seed, identified by name, not by position in a list."""
     state = np.random.SeedSequence([seed, zlib.crc32(name.encode())]).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]) >> 1)
+
+
+def random_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The state of the generators from which a network on a device draws: the CPU's and the device's."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def set_random_state(device: torch.device, state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
+    """Go back to a state, to draw the same numbers again."""
+    of_cpu, of_device = state
+    torch.set_rng_state(of_cpu)
+    if of_device is not None:
+        torch.cuda.set_rng_state(of_device, device)

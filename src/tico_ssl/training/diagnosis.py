@@ -98,7 +98,8 @@ def diagnose(step: Step, raw: RawBatch, lr: float, progress: float) -> Diagnosis
     with _hooks(step.method, readings.append):
         output = step(raw, lr, progress).output
     terms = {name: float(value) for name, value in _terms(output).items()}
-    computed = sum(reading.stage != "backward pass" for reading in readings)
+    stages = [*(reading.stage for reading in readings), "backward pass"]
+    computed = stages.index("backward pass")  # parts, or blocks that are recomputed, have forward passes behind it, too
     readings[computed:computed] = [Reading("loss", name, abs(value)) for name, value in terms.items()]
     readings += _updated(step)
     for place, reading in enumerate(readings):

@@ -19,7 +19,7 @@ class Events(Logger):
     def _open(self) -> None:
         from torch.utils.tensorboard import SummaryWriter  # imported when it is needed
 
-        self._writer = SummaryWriter(str(self.run.folder), purge_step=self.start)
+        self._writer = SummaryWriter(str(self.run.folder), purge_step=self.start + 1 if self.start else 0)
         self._hook, threading.excepthook = threading.excepthook, self._excepthook
 
     def _add(self, step: int, values: dict[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 import gc
 import math
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 
@@ -37,44 +38,59 @@ def largest_batch(recipe: Recipe, device: torch.device) -> list[str]:
     try:
         total = torch.cuda.get_device_properties(device).total_memory
         trial = partial(_tried, recipe, source, device)
-        size, peak = search(trial, len(source), recipe.training.parts, SHARE * total)
+        size, peak = search(trial, sizes_for(recipe, len(source)), SHARE * total)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
     return _words(recipe, size, len(source), f"{peak / 2**30:.1f} of {total / 2**30:.1f} GiB")
 
 
-def search(
-    peak_of: Callable[[int], int | None], most: int, parts: int = 1, memory: float = math.inf
-) -> tuple[int, int]:
-    """The largest batch of at most `most` images that fits, and its peak memory. `peak_of` is None for one that does
-    not fit. A trial takes seconds, so each is the largest that should fit into `memory` by a line through two peaks;
-    bisection where that was wrong."""
+def sizes_for(recipe: Recipe, most: int) -> list[int]:
+    """The batches that may be tried, in ascending order: those of at most `most` images that the method can take."""
+    parts = recipe.training.parts
     fine, coarse = math.lcm(FINE, parts), math.lcm(COARSE, parts)
     most = most // parts * parts
+    everything = sorted({*range(fine, min(LARGE, most + 1), fine), *range(coarse, most + 1, coarse), most})
+    sizes = [size for size in everything if size >= 2 * parts and _takes(recipe, size)]
+    if not sizes:
+        recipe.method.check_batch(most, most // parts)  # says why
+        raise UserError(f"{counted(most, 'image')} are too few for a batch")
+    return sizes
+
+
+def _takes(recipe: Recipe, size: int) -> bool:
+    try:
+        recipe.method.check_batch(size, size // recipe.training.parts)
+    except UserError:
+        return False
+    return True
+
+
+def search(peak_of: Callable[[int], int | None], sizes: Sequence[int], memory: float = math.inf) -> tuple[int, int]:
+    """The largest of some batches, in ascending order, that fits, and its peak memory. `peak_of` is None for one that
+    does not fit. A trial takes seconds, so each is the largest that should fit into `memory` by a line through two
+    peaks; bisection where that was wrong."""
     peaks: dict[int, int] = {}  # of the batches that fit, in ascending order
-    too_large, stride = most + 1, 1
-    size = min(math.lcm(FIRST, parts), most)
-    while max(peaks, default=0) < size < too_large:
-        found = peak_of(size)
+    fits, too_large, stride = -1, len(sizes), 1  # places in `sizes`
+    at = max(0, bisect_right(sizes, FIRST) - 1)
+    while fits < at < too_large:
+        found = peak_of(sizes[at])
         if found is None:
-            too_large = size
+            too_large = at
         else:
-            peaks[size] = found
-        fits = max(peaks, default=0)
-        unit = coarse if fits >= LARGE else fine
-        more = (fits // unit + 1) * unit
-        size = max(more, (fits + too_large) // 2 // unit * unit)
+            fits, peaks[sizes[at]] = at, found
+        at = max(fits + 1, (fits + too_large) // 2)
         if found is not None:
-            expected = _expected(peaks, memory) // unit * unit
-            if expected < more:  # the GPU should be full, so little more can fit
-                expected, stride = more + (stride - 1) * unit, 2 * stride
-            size = min(expected, most) if min(expected, most) < too_large else size
+            expected = bisect_right(sizes, _expected(peaks, memory)) - 1
+            if expected <= fits:  # the GPU should be full, so little more can fit
+                expected, stride = fits + stride, 2 * stride
+            expected = min(expected, len(sizes) - 1)
+            at = expected if expected < too_large else at
     if not peaks:
         raise UserError(
-            f"not even a batch of {counted(too_large, 'image')} fits on the GPU: set training.recompute=true, "
+            f"not even a batch of {counted(sizes[0], 'image')} fits on the GPU: set training.recompute=true, "
             "or choose a smaller data.image_size, backbone.name or method"
         )
-    return fits, peaks[fits]
+    return sizes[fits], peaks[sizes[fits]]
 
 
 def _expected(peaks: dict[int, int], memory: float) -> int:

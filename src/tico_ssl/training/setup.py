@@ -78,7 +78,13 @@ def prepare(recipe: Recipe, device: torch.device, source: Source | None = None, 
         source, views, settings.batch_size, settings.seed, device, workers, bad, data.on_gpu, store, decoder
     )
     learner = build_learner(recipe, device, views, loader.steps_per_epoch, start)
-    recipe.method.check_batch(settings.batch_size, settings.batch_size // (distributed.world_size() * settings.parts))
+    together = settings.batch_size // (distributed.world_size() * settings.parts)
+    if together < 2:
+        raise UserError(
+            f"training.batch_size {settings.batch_size} leaves 1 image per process, BatchNorm needs 2: at least "
+            f"{2 * distributed.world_size()}"
+        )
+    recipe.method.check_batch(settings.batch_size, together)
     learner.method.check_data(len(source), source.labels)
     if settings.sharded:
         check_sharded(recipe, learner.method)

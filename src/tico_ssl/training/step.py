@@ -26,11 +26,14 @@ from torch.optim import Optimizer
 from tico_ssl.config.sections import Execution
 from tico_ssl.methods._base import Batch, Encoded, Method, StepOutput
 from tico_ssl.networks.batch_norm import kept_statistics
+from tico_ssl.networks.dropping import drops
 from tico_ssl.networks.target import overlapping
 from tico_ssl.optim.groups import set_learning_rate
 from tico_ssl.pipeline.loader import RawBatch
 from tico_ssl.runtime import distributed, fallbacks
 from tico_ssl.runtime.device import autocast
+from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.randomness import random_state, set_random_state
 from tico_ssl.views.executor import Views
 
 WARM_UP = 3  # eager steps before capture, in which libraries choose algorithms and allocate workspaces
@@ -67,6 +70,8 @@ class Step:
         self.parts = parts
         self.precision, self.device, self.clip_gradient = precision, device, clip_gradient
         self.execution: Execution = resolve_execution(execution, device)
+        if parts > 1:
+            self._settle_for_parts()
         self._forward: Callable[..., StepOutput] = self._loss
         if "compiled" in self.execution:
             self._forward = _Compiled(self._loss, self._give_up)
@@ -94,6 +99,13 @@ class Step:
         if isinstance(self._run, _Captured):
             self._run.forget()
 
+    def _settle_for_parts(self) -> None:
+        """Parts are eager or captured, and what is captured cannot draw the same random numbers twice."""
+        if "compiled" in self.execution:
+            self._give_up("compiled", UserError("a batch in parts (training.parts) is not compiled"))
+        if "captured" in self.execution and drops(self.method):
+            self._give_up("captured", UserError("its parts (training.parts) drop the same activations twice"))
+
     def _compute(self, raw: RawBatch) -> Outcome:
         made = tuple(as_input(view) for view in self.views.make(raw.pixels, raw.decisions))
         self.optimizer.zero_grad(set_to_none=True)
@@ -113,12 +125,17 @@ class Step:
         """The gradient of the whole batch's loss, with the activations of one part at a time in memory.
 
         The loss is not a sum over images (TiCo's covariance is that of the whole batch), so embeddings come first,
-        without gradient; then the loss and its gradient with respect to them; then each part again, to backpropagate
-        that gradient. BatchNorm sees one part at a time, as on several GPUs without synchronised statistics.
+        without gradient; then the loss and its gradient with respect to them; then each part again, with the same
+        random numbers, to backpropagate that gradient. BatchNorm sees one part at a time, as on several GPUs without
+        synchronised statistics.
         """
         chunks = [_part(batch, number, self.parts) for number in range(self.parts)]
+        random = drops(self.method)
+        states, encoded = [], []
         with torch.no_grad(), autocast(self.device, self.precision):
-            encoded = [self.method.encode(chunk) for chunk in chunks]
+            for chunk in chunks:
+                states.append(random_state(self.device) if random else None)
+                encoded.append(self.method.encode(chunk))
         whole = [torch.cat(parts) for parts in zip(*(chunk.trained for chunk in encoded), strict=True)]
         fixed = [torch.cat(parts) for parts in zip(*(chunk.fixed for chunk in encoded), strict=True)]
         whole = [embedding.requires_grad_() for embedding in whole]
@@ -128,6 +145,8 @@ class Step:
         pieces = [gradient.chunk(self.parts) for gradient in gradients]
         for number, chunk in enumerate(chunks):
             with autocast(self.device, self.precision), kept_statistics(self.method):
+                if (state := states[number]) is not None:
+                    set_random_state(self.device, state)
                 again = self.method.encode(chunk, fixed=False).trained
             torch.autograd.backward(again, [piece[number] for piece in pieces])
         return output
