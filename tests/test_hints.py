@@ -9,6 +9,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from tico_ssl.cli import app
+from tico_ssl.config.few_images import adapted
 from tico_ssl.config.recipe import load_recipe, parse_override
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data import bad_files
@@ -37,7 +38,7 @@ def proposed(*words: object) -> list[str]:
         (60_000, 32.0, 3, ["photos", "data.image_size=32"]),
         (300, 64.0, 3, ["photos", "data.image_size=64"]),
         (8_000, 500.0, 4, ["photos", "backbone.channels=4"]),
-        (100, 500.0, 1, ["photos", "backbone.channels=1", "training.batch_size=64"]),
+        (100, 500.0, 1, ["photos", "backbone.channels=1"]),
     ],
 )
 def test_the_recipe_fits_the_images(images, side, channels, words):
@@ -45,7 +46,7 @@ def test_the_recipe_fits_the_images(images, side, channels, words):
     recipe = load_recipe(words[0], dict(parse_override(word) for word in words[1:]))
     assert (recipe.data.source, recipe.backbone.channels) == ("", channels)  # not the demo's textures
     assert recipe.data.image_size <= 1.5 * side
-    assert recipe.training.batch_size <= images
+    assert adapted(recipe, images).training.batch_size <= images
 
 
 def test_paths_are_quoted_and_options_carried_along(tmp_path):
@@ -53,7 +54,7 @@ def test_paths_are_quoted_and_options_carried_along(tmp_path):
     root.mkdir()
     for number in range(4):
         Image.new("L", (40, 40), 50 * number).save(root / f"{number}.png")
-    options = ["data.image_size=32", "backbone.channels=1", "training.batch_size=4"]
+    options = ["data.image_size=32", "backbone.channels=1"]
     assert proposed("data", "check", root, "--channels", 1) == ["pretrain", "photos", "--data", str(root), *options]
     words = proposed("data", "pack", root, packed, "--channels", 1, "--size", 32)
     assert words == ["pretrain", "photos", "--data", str(packed), *options]
@@ -84,7 +85,7 @@ def test_a_proposal_can_be_carried_out_whatever_is_wrong_with_the_images(tmp_pat
 
     assert "next       add images: a batch needs at least 2, and 1 can be read" in said("one")
     assert "next       add images: " in said("some")
-    assert "training.batch_size=4 data.most_bad=0.17" in said("five")  # one of six
+    assert "data.image_size=32 data.most_bad=0.17" in said("five")  # one of six
 
 
 def test_a_run_with_as_many_bad_files_as_are_proposed_begins(tmp_path, monkeypatch):

@@ -28,6 +28,7 @@ Tell = Callable[[str], object]  # receives notes for the user
 
 YAML = (".yaml", ".yml")
 METHOD = "tico"  # default
+LENGTHS = ("epochs", "batch_size")  # of training: whoever gives one means it, also where images are few
 SHORT = {"method": "method.name", "data": "data.source", "backbone": "backbone.name", "optimizer": "optimizer.name"}
 
 
@@ -88,6 +89,8 @@ def load_recipe(
     values, where = _raw(source, notes)
     changes = {full_key(key, value): value for key, value in (overrides or {}).items()}
     values = _with_method(values, changes.get("method.name"), notes)
+    if not changes.keys().isdisjoint(f"training.{length}" for length in LENGTHS):
+        changes = {"training.least_steps": 0} | changes
     for key, value in changes.items():
         values = _overridden(values, key.split("."), value, key)
     if isinstance(values.get("views"), str):
@@ -150,6 +153,8 @@ def _raw(
     if not base:
         return values, where
     below, _ = _raw(base, notes, (*above, str(base)))
+    if isinstance(training := values.get("training"), dict) and not training.keys().isdisjoint(LENGTHS):
+        values["training"] = {"least_steps": 0} | training
     method = values.get("method")
     name = method.get("name") if isinstance(method, dict) else None
     return _merged(_with_method(below, name, notes), values), where

@@ -21,7 +21,6 @@ from tico_ssl.runtime.wording import counted
 
 SMALL_SIZES = (32, 64)  # pixels, instead of those of the recipes
 FEW, MANY = 5_000, 100_000  # images, of which a network learns little by itself, and of which a transformer learns
-BATCH = 256  # of the recipes for photos
 
 
 class Examined(NamedTuple):
@@ -117,8 +116,6 @@ def recommended(images: int, side: float, channels: int = 3) -> list[str]:
         words.append(f"data.image_size={size}")
     if channels != 3:
         words.append(f"backbone.channels={channels}")
-    if images < BATCH:
-        words.append(f"training.batch_size={max(2, 1 << images.bit_length() - 1)}")
     return words
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from tico_ssl.config.few_images import as_adapted
 from tico_ssl.config.recipe import Recipe, dump_recipe, load_recipe
 from tico_ssl.config.sections import FOUND
 from tico_ssl.runtime.errors import UserError
@@ -31,6 +32,7 @@ MOST_SHOWN = 5  # differences of recipes in a message
 MAY_CHANGE = (
     "description",
     "data.store",
+    "training.least_steps",  # by which the run's batch and epochs were chosen
     "training.log_every",
     "training.loggers",
     "training.sharded",
@@ -163,13 +165,15 @@ def admit(folder: Path, recipe: Recipe, resume: bool, overwrite: bool, longer: b
 
 def as_begun(run: Run, recipe: Recipe) -> Recipe:
     """A recipe with what an existing run found in its images, where the recipe leaves it to them: the range of values,
-    mean and standard deviation."""
+    mean and standard deviation, and how long to train on few."""
     if not run.recipe_file.is_file():
         return recipe
-    data, channels, found = recipe.data, recipe.backbone.channels, run.recipe().data
-    known = {"range": found.range} if data.range == FOUND else {}
-    known |= {key: getattr(found, key) for key in ("mean", "std") if len(getattr(data, key)) != channels}
-    return recipe.model_copy(update={"data": data.model_copy(update=known)})
+    data, channels, begun = recipe.data, recipe.backbone.channels, run.recipe()
+    known = {"range": begun.data.range} if data.range == FOUND else {}
+    known |= {key: getattr(begun.data, key) for key in ("mean", "std") if len(getattr(data, key)) != channels}
+    recipe = recipe.model_copy(update={"data": data.model_copy(update=known)})
+    asked = recipe.training.least_steps
+    return as_adapted(recipe, begun) if asked and asked == begun.training.least_steps else recipe
 
 
 def _barely_begun(run: Run) -> bool:

@@ -134,7 +134,7 @@ def _make_steps(recipe: Recipe, source: Source, device: torch.device) -> None:
 
 
 def _with_batch(recipe: Recipe, size: int) -> Recipe:
-    training = recipe.training.model_copy(update={"batch_size": size})
+    training = recipe.training.model_copy(update={"batch_size": size, "least_steps": 0})
     return recipe.model_copy(update={"training": training})
 
 

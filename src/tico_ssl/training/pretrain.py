@@ -8,6 +8,7 @@ from shlex import quote
 
 import torch
 
+from tico_ssl.config.few_images import difference
 from tico_ssl.config.recipe import Recipe
 from tico_ssl.data.bad_files import readable
 from tico_ssl.data.fingerprint import require_same_images
@@ -53,7 +54,9 @@ def train(recipe: Recipe, run: Run, device: torch.device, overwrite: bool = Fals
         save_backbone(setup.method.backbone, run.backbone_file)
     if begin.step == 0 and start is not None and distributed.is_main():
         save_backbone(setup.method.backbone, run.initial_file)
-    _announce(setup, run, begin.step, [] if start is None else start.said, longer)
+    few = difference(recipe, setup.recipe)
+    said = ([few] if few else []) + ([] if start is None else start.said)
+    _announce(setup, run, begin.step, said, longer)
     if begin.step < setup.plan.steps:
         if distributed.is_main():
             require_same_images(setup.source, run.images_file)

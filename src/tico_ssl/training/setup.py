@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from torch.optim import Optimizer
 
+from tico_ssl.config.few_images import adapted
 from tico_ssl.config.recipe import Recipe
 from tico_ssl.config.sections import Execution, limits_of
 from tico_ssl.config.views import shorter_side
@@ -65,7 +66,8 @@ def prepare(recipe: Recipe, device: torch.device, source: Source | None = None, 
     channels, shorter, given = recipe.backbone.channels, shorter_side(recipe.views, data.image_size), source
     source = open_training(data, channels, shorter, tell=_later) if given is None else given
     data = settled(data, source, channels)
-    recipe = recipe.model_copy(update={"data": data})
+    recipe = adapted(recipe.model_copy(update={"data": data}), len(source), distributed.world_size())
+    settings = recipe.training
     note = partial(fallbacks.note, "store")
     decoder = gpu_decoder(source, data, channels, shorter, device, workers, bad) if data.decoder == "gpu" else None
     alone = not distributed.active()
