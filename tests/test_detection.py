@@ -28,7 +28,7 @@ from tico_ssl.evaluations._detection.network import build_detector
 from tico_ssl.evaluations._detection.outlines import pasted, pixels
 from tico_ssl.evaluations._detection.pictures import Instance, Picture, Pictures
 from tico_ssl.evaluations._detection.predicting import find_objects
-from tico_ssl.evaluations._detection.protocol import scheduled
+from tico_ssl.evaluations._detection.protocol import _name, open_picture_context, scheduled
 from tico_ssl.evaluations._detection.samples import Batch, Maker, Task, TrainingSamples, mirrored, resized_shape
 from tico_ssl.evaluations._detection.scoring import (
     Found,
@@ -266,11 +266,41 @@ def test_without_a_test_split_images_are_held_out(tmp_path):
     assert not {p.file for p in train_.pictures} & {p.file for p in test.pictures}
 
 
-def change(root, edit):
-    path = root / "annotations/instances_train2017.json"
+def change(root, edit, split="train2017"):
+    path = root / f"annotations/instances_{split}.json"
     content = json.loads(path.read_text())
     edit(content)
     path.write_text(json.dumps(content))
+
+
+def test_changed_annotations_and_images_are_other_data(coco):
+    before = open_pictures(coco, 0).test
+    (first, *others) = before.pictures
+    instances = list(first.instances) or [Instance(1, (0.0, 0.0, 9.0, 9.0))]
+    moved = instances[0]._replace(box=(1.0, 1.0, 8.0, 8.0))
+    outlined = instances[0]._replace(outline=[[0, 0, 9, 0, 9, 9.5]])
+    changed = [
+        first._replace(instances=(moved, *instances[1:])),
+        first._replace(instances=(outlined, *instances[1:])),
+        first._replace(width=first.width + 1),
+        first._replace(file=others[0].file),
+    ]
+    found = {replace(before, pictures=[one, *others]).fingerprint() for one in changed}
+    found |= {replace(before, classes=before.classes[::-1]).fingerprint(), before.first(2).fingerprint()}
+    assert len(found | {before.fingerprint()}) == 7
+    assert open_pictures(coco, 0).test.fingerprint() == before.fingerprint()
+
+
+def test_corrected_boxes_are_trained_on_anew(tmp_path, monkeypatch):
+    root = tmp_path / "coco"
+    write_coco(root, 3, 2)
+    save_backbone(small_backbone(), tmp_path / "b.safetensors")
+    context = open_picture_context(tmp_path / "b.safetensors", str(root))
+    names = {_name(context, DetectionConfig())}
+    for split in ("train2017", "val2017"):
+        change(root, lambda content: content["annotations"][0].update(bbox=[0, 0, 9, 9]), split)
+        names.add(_name(open_picture_context(tmp_path / "b.safetensors", str(root)), DetectionConfig()))
+    assert len(names) == 3
 
 
 BROKEN = {

@@ -148,10 +148,14 @@ def test_what_was_done_is_known_by_images_checkpoint_and_settings(here, monkeypa
     write_images(here, seed=1)  # the same name, number and size
     tico("all")
     assert made() == 9
+    arrays = dict(np.load(here / "x.npz"))
+    np.savez(here / "x.npz", **arrays | {"y_test": arrays["y_test"][::-1]})
+    tico("all")
+    assert made() == 11
     torch.manual_seed(1)
     save_backbone(build_backbone(BackboneConfig(name="tico/resnet10-w2", zero_gamma=False), 8), here / "b.safetensors")
     tico("all")
-    assert made() == 11
+    assert made() == 13
 
 
 def test_results_that_are_not_the_same():
@@ -167,6 +171,9 @@ def test_results_that_are_not_the_same():
         "images": "e",
     }.items():
         assert finished([line | {key: value}], one) is None
+    rounded = one.line | {"data": one.data | {"precision": "bf16"}}
+    assert finished([rounded], one) is None
+    assert finished([rounded], replace(one, data=rounded["data"])) is not None
     unknown = replace(one, images=None)  # images without an identity may be others
     assert finished([vars(unknown)], unknown) is None
     assert finished([{key: value for key, value in line.items() if key != "seconds"}, {"numbers": 3}], one) is None

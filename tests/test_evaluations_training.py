@@ -21,6 +21,7 @@ from tico_ssl.evaluations._classification import training as loop
 from tico_ssl.evaluations._classification.settings import Settings
 from tico_ssl.evaluations._classification.training import Classifier, Job, classes_of, make_optimizer, train_classifier
 from tico_ssl.evaluations._context import open_context
+from tico_ssl.evaluations._session import Asked, Session
 from tico_ssl.features.scores import top_accuracies
 from tico_ssl.methods._base import Batch
 from tico_ssl.networks.backbones import build_backbone
@@ -431,6 +432,50 @@ def test_semi_supervised_uses_shares_draws_and_lists(greys, monkeypatch):
     with pytest.raises(UserError, match="names are not among the 40 training images"):
         file.with_name("list.txt").write_text("a.png\n")
         evaluate(file, "semi-supervised", data, QUICK | {"list": str(file.with_name("list.txt"))})
+
+
+def counted_trainings(monkeypatch, *modules):
+    """What is trained on, by the labels."""
+    seen = []
+    real = train_classifier
+    for module in modules:
+        monkeypatch.setattr(module, "train_classifier", lambda job, *a: seen.append(job.train.labels) or real(job, *a))
+    return seen
+
+
+def test_other_labels_of_the_same_images_are_other_data(greys, monkeypatch):
+    file, data = greys
+    seen = counted_trainings(monkeypatch, fine_tuning, linear_augmented)
+    protocols = ("svm", "linear-augmented", "fine-tune", "semi-supervised")
+    short = {"svm": {"costs": [1.0], "folds": 2}, "semi-supervised": QUICK | {"shares": [0.5]}}
+
+    def numbers():
+        return [evaluate(file, name, data, short.get(name, QUICK)).numbers["trained"] for name in protocols]
+
+    before = numbers()
+    assert (len(seen), numbers()) == (6, before)
+    assert len(seen) == 6
+    arrays = dict(np.load(data))
+    for name in ("y_train", "y_test"):
+        arrays[name] = arrays[name] // 2
+    np.savez(data, **arrays)
+    assert numbers()[0] != before[0]
+    assert len(seen) == 12
+    np.savez(data, **arrays, classes=np.array(["dark", "bright"]))
+    numbers()
+    assert len(seen) == 18
+
+
+def test_another_list_in_the_same_file_is_trained_on_anew(greys, monkeypatch, tmp_path):
+    file, data = greys
+    seen = counted_trainings(monkeypatch, fine_tuning)
+    images = tmp_path / "list.txt"
+    for chosen, trainings in ((range(8), 2), (range(8), 2), (range(4, 12), 4)):
+        images.write_text("\n".join(map(str, chosen)))
+        evaluate(file, "semi-supervised", data, QUICK | {"list": str(images)})
+        assert len(seen) == trainings
+    some = Asked(file, data, {"semi-supervised": {"list": str(images)}}, True, False, True, False, False)
+    assert Session(some)._known("semi-supervised") is None
 
 
 def test_a_list_of_files_is_what_is_trained_on(folder_of_images, tmp_path, monkeypatch):

@@ -17,7 +17,6 @@ from tico_ssl.config.views import shorter_side
 from tico_ssl.data.source import Source
 from tico_ssl.evaluations._classification.training import Classifier, Job, train_classifier
 from tico_ssl.evaluations._context import Context
-from tico_ssl.evaluations._session import digest_of
 from tico_ssl.features.extraction import extract
 from tico_ssl.features.linear import fit_probe
 from tico_ssl.features.scores import top_accuracies
@@ -66,9 +65,8 @@ def trained(
         f"the best epoch on {counted(len(validation), 'image')} of {kind}" if len(validation) else "the last epoch"
     )
     say(f"training on {counted(len(kept), 'image')}; kept is {chosen_by}")
-    images = digest_of(context)
-    state = folder / f"{STATE}{_identity(context, config, images)}"
-    checkpoint = None if images is None else state / "last.pt"
+    state = folder / f"{STATE}{_identity(context, config)}"
+    checkpoint = None if context.digest is None else state / "last.pt"
     best = BestEpoch(state / "best.safetensors", validation, context, classes)
     if distributed.is_main():
         for file in (state / "last.pt", best.file):
@@ -91,9 +89,9 @@ def forget_state(folder: Path) -> None:
         shutil.rmtree(state, ignore_errors=True)
 
 
-def _identity(context: Context, config: WholeNetwork, images: str | None) -> str:
+def _identity(context: Context, config: WholeNetwork) -> str:
     """What a training may only be continued with."""
-    decisive = [config.model_dump(mode="json"), context.data, context.checkpoint, context.seed, images]
+    decisive = [config.model_dump(mode="json"), context.data, context.checkpoint, context.seed, context.digest]
     return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:8]
 
 

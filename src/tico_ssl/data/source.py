@@ -5,6 +5,7 @@ all have one size also provide them as one tensor, which the loader can keep on 
 """
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -124,6 +125,22 @@ class Source:
         for place in range(self.count):
             digest.update(self.identity(place))
         return digest.hexdigest()[:16]
+
+    def labelled_fingerprint(self) -> str | None:
+        """A digest of the images and of their labels and classes: results depend on these, features do not."""
+        labels = None if self.labels is None else digest_of_numbers(self.labels)
+        return joint_digest([self.fingerprint(), json.dumps([labels, self.classes])])
+
+
+def digest_of_numbers(numbers: Tensor) -> str:
+    """A digest of whole numbers and the shape that they are in."""
+    values = np.ascontiguousarray(numbers.numpy(), np.int64)
+    return hashlib.sha256(f"{values.shape}\0".encode() + values.tobytes()).hexdigest()[:16]
+
+
+def joint_digest(digests: Sequence[str | None]) -> str | None:
+    """One digest of several. None if one of them is not known."""
+    return None if None in digests else hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:16]
 
 
 def evenly_spaced(count: int, most: int) -> Tensor:

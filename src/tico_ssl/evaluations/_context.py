@@ -16,7 +16,7 @@ from torch import Tensor
 from tico_ssl.config.section import Section
 from tico_ssl.config.views import SMALL_IMAGE
 from tico_ssl.data.given import Given
-from tico_ssl.data.source import Source
+from tico_ssl.data.source import Source, digest_of_numbers, joint_digest
 from tico_ssl.data.sources import required, shown
 from tico_ssl.data.stored import open_stored
 from tico_ssl.features.cache import FeatureCache
@@ -166,16 +166,22 @@ class Context:
         return self.data | ({"against": self.others} if self.others else {})
 
     def part(
-        self, config: Section, name: str, make: Callable[[Path | None], Numbers], column: str | None = None
+        self,
+        config: Section,
+        name: str,
+        make: Callable[[Path | None], Numbers],
+        column: str | None = None,
+        places: Tensor | None = None,
     ) -> Numbers:
         """The metrics of a part of a long protocol, computed once. `make` gets a path, without suffix, for its
-        checkpoint. `column` is that of the part, if it is not its name. Without a fingerprint of the images, nothing is
-        kept."""
-        if self.home is None or None in self._images:
+        checkpoint. `column` is that of the part, if it is not its name, and `places` are the training images that it
+        is given, if not all. Without a digest of the data, nothing is kept."""
+        if self.home is None or self.digest is None:
             return make(None)
         column = column or name
         weights = self.backbones.lazy[column].identity if column in self.others else self.checkpoint
-        decisive = [config.model_dump(mode="json"), self.data, weights, self.seed, self._images]
+        trained_on = None if places is None else digest_of_numbers(places)
+        decisive = [config.model_dump(mode="json"), self.data, weights, self.seed, self.digest, trained_on]
         short = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:8]
         place = self.home / "evaluations" / f"{self.protocol}-{short}" / name
         finished = place.with_name(f"{name}.json")
@@ -206,8 +212,10 @@ class Context:
         return alone_in(folder, f"another command evaluates {self.protocol} in {folder}: wait for its end")
 
     @cached_property
-    def _images(self) -> list[str | None]:
-        return [source.fingerprint() for source in (self.train, self.test)]
+    def digest(self) -> str | None:
+        """A digest of the images and labels of both splits, by which results are known, and the state of protocols that
+        take long. None if they have no identity."""
+        return joint_digest([self.train.labelled_fingerprint(), self.test.labelled_fingerprint()])
 
 
 def _remove_checkpoint(place: Path) -> None:

@@ -1,6 +1,5 @@
 """Protocols one after the other, on contexts that they share: said before, done, or taken as done already."""
 
-import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -99,8 +98,10 @@ class Session:
             return None
         if not isinstance(context, Context):
             return None
-        settings, images = config.model_dump(mode="json"), digest_of(context)
-        like = Result(protocol, settings, context.data_of_results, context.checkpoint, context.seed, {}, 0.0, images)
+        settings, data = config.model_dump(mode="json"), context.data_of_results
+        if any(isinstance(value, str) and Path(value).expanduser().is_file() for value in settings.values()):
+            return None  # of a file, only the name would be compared
+        like = Result(protocol, settings, data, context.checkpoint, context.seed, {}, 0.0, context.digest)
         return finished(self._earlier, like)
 
     @cached_property
@@ -140,7 +141,8 @@ class Session:
         context = self._context(protocol)
         say(f"evaluating {protocol}{number}")
         try:
-            return evaluate_with(context, self.asked.run, protocol, self.asked.given[protocol], digest_of(context))
+            digest = context.digest if isinstance(context, Context) else None
+            return evaluate_with(context, self.asked.run, protocol, self.asked.given[protocol], digest)
         except NotSaved as error:
             self.unsaved.append(str(error))
             return error.results[0]
@@ -164,18 +166,6 @@ class Session:
                     say(f"{protocol}: without {', '.join(map(str, asked.against))}, since it compares no other models")
                 self._contexts[opener] = opener(asked.run, asked.data)
         return self._contexts[opener]
-
-
-def digest_of(context: Any) -> str | None:
-    """A digest of the images of both splits; None if they have no identity."""
-    if not isinstance(context, Context):
-        return None
-    if "digest" not in context.kept:
-        found = [source.fingerprint() for source in (context.train, context.test)]
-        joined = hashlib.sha256(" ".join(map(str, found)).encode()).hexdigest()[:16]
-        context.kept["digest"] = None if None in found else joined
-    digest: str | None = context.kept["digest"]
-    return digest
 
 
 def quick_look(context: Context) -> Context:

@@ -3,6 +3,7 @@
 The baseline is an untrained backbone, trained from scratch in the same way.
 """
 
+from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Literal
 
@@ -67,7 +68,11 @@ def run(context: Context, config: Config) -> Result:
 def _measure(context: Context, config: Config, name: str, share: str, draw: int, places: Tensor) -> Scores:
     part = f"{name}-{share}" + (f"-{draw}" if draw else "")
     title = f"{context.protocol} {part.replace('-', ' ')}"
-    found = context.part(config, part, lambda place: fine_tuned(context, config, name, title, place, places), name)
+
+    def make(place: Path | None) -> Numbers:
+        return fine_tuned(context, config, name, title, place, places)
+
+    found = context.part(config, part, make, name, places)
     return (Scores() | found).renamed(lambda metric: f"{metric}_{share}")
 
 

@@ -1,7 +1,5 @@
 """Images of one split or of several, one after the other, each with its path, split, label and class."""
 
-import hashlib
-import json
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from torch import Tensor
 
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.given import ALL_SPLITS
+from tico_ssl.data.source import joint_digest
 from tico_ssl.data.splits import Part, classes_of, labels_of, open_splits
 from tico_ssl.data.stored import open_stored
 from tico_ssl.features.thumbnails import smallest_side, thumbnails
@@ -65,8 +64,7 @@ class Album:
 
     def fingerprint(self) -> str | None:
         """A digest of these images in this order; None if they have no identity."""
-        known = [part.source.fingerprint() for part in self.parts]
-        return None if None in known else hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
+        return joint_digest([part.source.fingerprint() for part in self.parts])
 
     def thumbnails(self, places: Sequence[int], most: int) -> np.ndarray:
         """Central squares (n, side, side, 3) of images, of at most so many pixels a side."""

@@ -31,7 +31,7 @@ class Result:
     numbers: dict[str, Numbers]
     seconds: float
     images: str | None = None
-    """Digest of the images, by which a result is known that already exists; None: unknown."""
+    """Digest of the images and labels, by which a result is known that already exists; None: unknown."""
     intervals: Stored = field(default_factory=dict)
     """Of metrics, over test images, where they are known (see `results/intervals.py`)."""
     differences: Stored = field(default_factory=dict)
@@ -216,7 +216,7 @@ class Record:
         """All results but those that a later one replaces: of the same checkpoint, protocol, settings and data."""
         kept: dict[str, Line] = {}
         for line in self.results:
-            what = [line.get("checkpoint"), line["protocol"], line.get("settings"), _data_identity(line)]
+            what = [line.get("checkpoint"), line["protocol"], line.get("settings"), told_apart(line.get("data", {}))]
             key = json.dumps(what, sort_keys=True, default=str)
             kept.pop(key, None)  # the later one takes its own place in the order
             kept[key] = line
@@ -233,9 +233,9 @@ class Record:
         return list(collapse_signs(self.logged[-1], None).values()) if self.logged else []
 
 
-def _data_identity(line: Line) -> list[Any]:
-    """What tells data apart; what else a result says of them may be measured anew each time."""
-    return [line.get("data", {}).get(key) for key in ("source", "train", "test", "split", "precision")]
+def told_apart(data: Line) -> list[Any]:
+    """What tells the data of results apart; what else a result says of them may be measured anew each time."""
+    return [data.get(key) for key in ("source", "train", "test", "split", "precision")]
 
 
 def step_seconds(logged: Sequence[Line], batch_size: int) -> list[float]:

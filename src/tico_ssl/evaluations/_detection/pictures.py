@@ -1,10 +1,13 @@
 """Images with annotated objects, in one form for all layouts."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from tico_ssl.data.source import file_identity
 from tico_ssl.runtime.errors import UserError
 
 Rule = Literal["coco", "voc", "voc2007"]
@@ -53,6 +56,13 @@ class Pictures:
 
     def __len__(self) -> int:
         return len(self.pictures)
+
+    def fingerprint(self) -> str:
+        """A digest of these images, known by their files, and of all that is annotated, in this order."""
+        digest = hashlib.sha256(json.dumps([self.classes, self.rule]).encode())
+        for file, *annotated in self.pictures:
+            digest.update(file_identity(file) + json.dumps(annotated).encode())
+        return digest.hexdigest()[:16]
 
     def first(self, count: int) -> "Pictures":
         """The first `count` pictures."""

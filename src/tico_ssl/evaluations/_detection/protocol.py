@@ -153,11 +153,12 @@ def _free(home: Path, names: Sequence[str], stack: ExitStack) -> str | None:
 
 
 def _name(context: PictureContext, settings: Settings) -> str:
-    """A short name for everything that determines the weights, so that other settings start a new training."""
+    """A short name for everything that determines weights and scores, so that other settings, images or annotations
+    start a new training."""
     decisive: Sequence[Any] = [
         settings.model_dump(mode="json", exclude=RESULTLESS),
-        str(Path(context.source).expanduser().resolve()),
         context.subject.checkpoint,
-        len(context.splits.train),
+        context.splits.train.fingerprint(),
+        context.splits.test.fingerprint(),
     ]
     return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:8]
