@@ -304,7 +304,7 @@ def test_detectors_are_trained_on_every_column(here, monkeypatch):
     run = write_run(here / "run", "x.npz", initial=True)
     subject = open_subject(run.folder)
     others = open_others(run.folder, ["b.safetensors"], subject)
-    pictures = SimpleNamespace(rule="voc", classes=("c",), __len__=lambda: 1)
+    pictures = SimpleNamespace(rule="voc", classes=("c",), __len__=lambda: 1, fingerprint=lambda: "digest")
     splits = SimpleNamespace(train=pictures, test=pictures, how="given")
     monkeypatch.setattr(detection, "len", lambda pictures: 1, raising=False)
     context = detection.PictureContext(subject, splits, "voc", others=others)

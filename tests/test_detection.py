@@ -303,6 +303,44 @@ def test_corrected_boxes_are_trained_on_anew(tmp_path, monkeypatch):
     assert len(names) == 3
 
 
+def test_a_test_file_may_number_its_categories_otherwise(tmp_path):
+    root = write_coco(tmp_path / "coco", 3, 3)
+    before = open_pictures(root, 0).test.pictures
+    other = {3: 50, 7: 3, 90: 7}
+
+    def renumber(content):
+        for row in content["categories"]:
+            row["id"] = other[row["id"]]
+        for row in content["annotations"]:
+            row["category_id"] = other[row["category_id"]]
+        content["categories"].append({"id": 90, "name": "of no object"})
+
+    change(root, renumber, "val2017")
+    assert open_pictures(root, 0).test.pictures == before
+    change(root, lambda content: content["annotations"][0].update(category_id=90), "val2017")
+    with pytest.raises(UserError, match=r"val2017.json: the training images have no category called 'of no object'"):
+        open_pictures(root, 0)
+
+
+def test_categories_of_one_name_are_known_by_their_ids(tmp_path):
+    root = write_coco(tmp_path / "coco", 3, 3)
+    before = open_pictures(root, 0).test.pictures
+    for split in ("train2017", "val2017"):
+        change(root, lambda content: [row.update(name="x") for row in content["categories"]], split)
+    assert open_pictures(root, 0).test.pictures == before
+    change(root, lambda content: content["categories"][0].update(id=8), "val2017")
+    change(root, lambda content: content["annotations"][0].update(category_id=8), "val2017")
+    with pytest.raises(UserError, match=r"val2017.json: the training images have several categories called 'x'"):
+        open_pictures(root, 0)
+
+
+def test_a_test_file_without_categories_has_those_of_training(tmp_path):
+    root = write_coco(tmp_path / "coco", 3, 3)
+    before = open_pictures(root, 0).test.pictures
+    change(root, lambda content: content.pop("categories"), "val2017")
+    assert open_pictures(root, 0).test.pictures == before
+
+
 BROKEN = {
     "no such image": lambda root: (root / "train2017/000000000002.png").unlink(),
     "refers to unknown category 4": lambda root: change(root, lambda c: c["annotations"][0].update(category_id=4)),

@@ -130,6 +130,25 @@ def test_a_strange_description_gives_no_classes(tmp_path, text):
     assert source.labels is not None
 
 
+def test_every_file_lists_its_classes_in_an_order_of_its_own(tmp_path):
+    names = ["bear", "cat", "dog"]
+    write(tmp_path / "train-0.parquet", range(3), names, label=pa.array([0, 1, 2]))
+    write(tmp_path / "train-1.parquet", range(2), ["dog", "bear"], label=pa.array([0, 1]))
+    write(tmp_path / "test-0.parquet", range(2), ["cat", "dog"], label=pa.array([0, 1]))
+    write(tmp_path / "test-1.parquet", range(2), label=pa.array([2, 1]))  # without names, with the same numbers
+    assert open_parquet(tmp_path).labels.tolist() == [0, 1, 2, 2, 0]
+    test = open_parquet(tmp_path, "test")
+    assert (test.labels.tolist(), test.classes) == ([1, 2, 2, 1], tuple(names))
+    write(tmp_path / "test-0.parquet", range(2), ["owl", "dog"], label=pa.array([1, 1]))
+    assert open_parquet(tmp_path, "test").labels.tolist() == [2, 2, 2, 1]
+    write(tmp_path / "test-0.parquet", range(2), ["owl", "dog"], label=pa.array([0, 1]))
+    with pytest.raises(UserError, match=r"test-0.parquet: class 'owl' is none of those of the training images"):
+        open_parquet(tmp_path, "test")
+    for file in [*tmp_path.glob("train*"), tmp_path / "test-1.parquet"]:
+        file.unlink()
+    assert open_parquet(tmp_path, "test").classes == ("owl", "dog")
+
+
 def test_names_for_too_few_labels_are_none(tmp_path):
     assert open_parquet(write(tmp_path / "x.parquet", names=["cat"])).classes == ()
 

@@ -12,6 +12,7 @@ import json
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -29,6 +30,7 @@ from tico_ssl.data.remote.urls import is_folder, is_url, name_of
 from tico_ssl.data.source import Source, Split
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.extras import install_command
+from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.wording import counted
 
 RANK = 1  # data sets distributed as folders may have tables next to their images
@@ -89,8 +91,9 @@ def open_parquet(path: Path | str, split: str = "train", reading: Reading = IN_F
     reader = Reader(files, reading)
     if reader.count == 0:
         raise UserError(f"{path}: no rows in {counted(len(files), 'parquet file')}")
-    labels = read_labels(files)
-    classes = files[0].classes if labels is not None and int(labels.max()) < len(files[0].classes) else ()
+    names = files[0].classes if split == "train" else _training_names(path) or files[0].classes
+    labels = read_labels(files, names)
+    classes = names if labels is not None and int(labels.max()) < len(names) else ()
     return Source(
         name_of(str(path)) or str(path),
         reader.count,
@@ -113,6 +116,13 @@ def _files_at(place: Path | str, split: str) -> Sequence[Blob] | None:
     if not (files := remote_files(place)):
         raise UserError(f"{place}: no .parquet files found in it or its subfolders")
     return chosen(files, split, place)
+
+
+def _training_names(place: Path | str) -> tuple[str, ...]:
+    """The names of the classes in the first training file; none if there are only other files."""
+    with suppress(UserError):
+        return describe((_files_at(place, "train") or [])[0]).classes
+    return ()
 
 
 class Reader:
@@ -209,8 +219,9 @@ def describe(blob: Blob) -> File:
     return File(blob, metadata, image, label, _class_names(schema, label))
 
 
-def read_labels(files: Sequence[File]) -> Tensor | None:
-    """The labels of all rows, if all have one. The hub marks missing labels by -1 or null."""
+def read_labels(files: Sequence[File], names: tuple[str, ...]) -> Tensor | None:
+    """The labels of all rows as numbers of these names, if all have one. The hub marks missing labels by -1 or
+    null."""
     parts = []
     for file in files:
         if file.label is None:
@@ -222,13 +233,27 @@ def read_labels(files: Sequence[File]) -> Tensor | None:
                 raise ValueError(f"{counted(len(column), 'label')} for {counted(file.metadata.num_rows, 'row')}")
             if column.null_count:
                 return None
-            parts.append(column.to_numpy().astype(np.int64))
+            parts.append(_numbered(column.to_numpy().astype(np.int64), file, names))
         except UserError:  # of a store
             raise
         except FAILURES as error:
             raise UserError(f"{file.blob}: column {file.label} cannot be read ({_line(error)})") from error
     labels = torch.from_numpy(np.concatenate(parts))
     return None if bool((labels < 0).any()) else labels
+
+
+def _numbered(labels: np.ndarray, file: File, names: tuple[str, ...]) -> np.ndarray:
+    """The labels of a file as numbers of these names: each file has a list of its own, which may be another one."""
+    if file.classes == names or not names or not len(labels) or labels.max() >= len(file.classes):
+        return labels
+    place = {name: number for number, name in enumerate(names)}
+    used = {int(label): file.classes[label] for label in np.unique(labels) if label >= 0}
+    if unknown := [name for name in used.values() if name not in place]:
+        raise UserError(f"{file.blob}: class '{printable(unknown[0])}' is none of those of the training images")
+    numbers = labels.copy()
+    for label, name in used.items():
+        numbers[labels == label] = place[name]
+    return numbers
 
 
 def _image_column(schema: Any) -> str | None:

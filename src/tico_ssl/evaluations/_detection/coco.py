@@ -9,6 +9,7 @@ from typing import Any
 from tico_ssl.data.listings import read_json
 from tico_ssl.evaluations._detection.pictures import Instance, Listing, Picture, Pictures
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.printing import printable
 
 SINGLE = ("_annotations.coco.json", "annotations.json", "instances.json", "coco.json")  # of all images together
 TEST_NAMES = ("val", "valid", "validation", "test")
@@ -33,7 +34,8 @@ def find_coco(root: Path) -> tuple[Path, Path | None] | None:
 
 
 def open_coco(train: Path, test: Path | None) -> tuple[Pictures, Pictures | None]:
-    """Both splits. Categories are those of the training split, ordered by their ids, which may have gaps."""
+    """Both splits. Categories are those of the training split, ordered by their ids, which may have gaps; a test split
+    may number them otherwise."""
     first = read_json(train)
     names = {row["id"]: row["name"] for row in _rows(train, first, "categories", id=int, name=str)}
     if not names:
@@ -41,11 +43,35 @@ def open_coco(train: Path, test: Path | None) -> tuple[Pictures, Pictures | None
     numbers = sorted(names)
     labels = {number: label for label, number in enumerate(numbers, 1)}
     classes = tuple(names[number] for number in numbers)
-    splits = [
-        Pictures(f"{file.parent.name}/{file.name}", _read(file, content, labels), classes, "coco")
-        for file, content in ((train, first), *([] if test is None else [(test, read_json(test))]))
-    ]
-    return splits[0], splits[1] if len(splits) > 1 else None
+
+    def pictures(file: Path, content: Any, labels: dict[int, int]) -> Pictures:
+        return Pictures(f"{file.parent.name}/{file.name}", _read(file, content, labels), classes, "coco")
+
+    if test is None:
+        return pictures(train, first, labels), None
+    second = read_json(test)
+    return pictures(train, first, labels), pictures(test, second, _labels_by_name(test, second, names, labels))
+
+
+def _labels_by_name(file: Path, content: Any, names: dict[int, str], labels: dict[int, int]) -> dict[int, int]:
+    """The labels of a test file's categories, which are known by their names: each file may have ids of its own. A file
+    without categories has those of training."""
+    if not isinstance(content, dict) or "categories" not in content:
+        return labels
+    ids: dict[str, list[int]] = defaultdict(list)
+    for number, name in names.items():
+        ids[name].append(number)
+    used = {row["category_id"] for row in _rows(file, content, "annotations", category_id=int)}
+    found = {}
+    for row in _rows(file, content, "categories", id=int, name=str):
+        number, name = row["id"], row["name"]
+        same = number if names.get(number) == name else ids[name][0] if len(ids[name]) == 1 else None
+        if same is not None:
+            found[number] = labels[same]
+        elif number in used:
+            what = "several categories" if ids[name] else "no category"
+            raise UserError(f"{file}: the training images have {what} called '{printable(name)}'")
+    return found
 
 
 def _read(file: Path, content: Any, labels: dict[int, int]) -> list[Picture]:
