@@ -15,11 +15,16 @@ from typer.testing import CliRunner
 from tico_ssl import embed, evaluate, pretrain
 from tico_ssl.cli import app
 from tico_ssl.config.recipe import load_recipe
-from tico_ssl.config.sections import DataConfig
+from tico_ssl.config.sections import BackboneConfig, DataConfig
 from tico_ssl.data.bad_files import BadFiles, readable
 from tico_ssl.data.checking import check
 from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.sources import open_source
+from tico_ssl.features.cache import FeatureCache
+from tico_ssl.networks.backbones import build_backbone
+from tico_ssl.networks.storage import save_backbone
+from tico_ssl.results.table import print_results
+from tico_ssl.results.verdict import images_tested
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.json_lines import read_json_lines
 from tico_ssl.training.setup import prepare
@@ -123,6 +128,60 @@ def test_features_leave_bad_files_out_with_their_labels(tmp_path, tiny, folder):
     assert {line["file"] for line in named} == BAD and all(line["reason"] for line in named)
     numbers = evaluate(run.folder, "knn", data=str(folder)).numbers
     assert 0 <= numbers["trained"]["top1_k20"] <= 100
+
+
+def test_evaluations_count_and_name_what_they_leave_out(tmp_path, folder, capsys):
+    for split in ("train", "test"):
+        shutil.copytree(folder, tmp_path / "both" / split, symlinks=True)
+    for file in (tmp_path / "both/test/dogs").glob("0*"):
+        file.unlink()
+    (tmp_path / "both/test/cats/empty.jpg").unlink()
+    model = tmp_path / "b.safetensors"
+    save_backbone(build_backbone(BackboneConfig(name="tico/resnet10-w2", zero_gamma=False), 16), model)
+    short = {"epochs": 1, "least_steps": 0, "batch_size": 8}
+    protocols = {
+        "knn": {},
+        "linear-augmented": short | {"lrs": [0.1]},
+        "fine-tune": short,
+        "corruptions": {"kinds": ["contrast"], "iterations": 3},
+    }
+    for protocol, settings in protocols.items():
+        for repeated in (False, True):
+            result = evaluate(model, protocol, str(tmp_path / "both"), settings)
+            assert (result.data["train"], result.data["test"]) == (44, 38)
+            assert result.data["unread"] == {"train": 4, "test": 3}, (protocol, repeated)
+            assert images_tested(result.line) == 35
+    print_results([result])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "40 training and 35 test images (the data's own)" in text
+    listed = tmp_path / "b" / "results.bad_files.jsonl"
+    assert f"4 training images and 3 test images left out, which cannot be read; all are in {listed}" in text
+    assert "cats/text.png: " in text
+    lines = read_json_lines(listed)
+    named = [(line["split"], line["file"]) for line in lines]
+    assert sorted(named) == sorted(
+        [("train", name) for name in BAD] + [("test", name) for name in BAD - {"cats/empty.jpg"}]
+    )
+    assert all(line["reason"] and line["source"] == str(tmp_path / "both") for line in lines)
+
+
+def test_an_error_that_passes_is_not_kept_with_the_features(tmp_path, folder):
+    cache, source = FeatureCache(tmp_path / "features"), open_source(DataConfig(source=str(folder)))
+    backbone = build_backbone(BackboneConfig(name="tico/resnet10-w2", zero_gamma=False), 16)
+
+    def fails(place):
+        if place % 10 == 0:
+            raise BadImage(source.names(place), "Input/output error")
+        return source.fetch(place)
+
+    def extracted(images):
+        return len(cache.extract(backbone, images, torch.device("cpu")).places)
+
+    assert extracted(replace(source, fetch=fails)) < 40
+    assert extracted(source) == 40
+    tried = []
+    assert extracted(replace(source, fetch=lambda place: tried.append(place) or source.fetch(place))) == 40
+    assert len(tried) == 4  # once more, those that cannot be read
 
 
 def test_check_finds_bad_files_sizes_formats_and_duplicates(folder):

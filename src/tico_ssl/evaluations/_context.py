@@ -19,6 +19,7 @@ from tico_ssl.data.given import Given
 from tico_ssl.data.source import Source, digest_of_numbers, joint_digest
 from tico_ssl.data.sources import required, shown
 from tico_ssl.data.stored import open_stored
+from tico_ssl.evaluations._unread import Unread
 from tico_ssl.features.cache import FeatureCache
 from tico_ssl.features.evidence import accuracies as accuracies  # for protocols elsewhere
 from tico_ssl.features.evidence import as_line, from_line, intervals_of
@@ -67,6 +68,8 @@ class Context:
     """Intermediate results that protocols share, such as features of augmented views."""
     others: dict[str, dict[str, str]] = field(default_factory=dict)
     """What the further columns are: the folder or file of each model, and its checkpoint."""
+    unread: Unread = field(default_factory=Unread)
+    """Images that protocols left out, since they cannot be read."""
 
     @cached_property
     def representations(self) -> list[str]:
@@ -96,7 +99,8 @@ class Context:
         """Features under a backbone and all with the same input, in one pass over the images."""
         names = next(names for names in self.alike if representation in names)
         unbuilt = [self.backbones.lazy[name] for name in names]
-        made = frozen_features(unbuilt, *self.images(representation), self.device, self.cache, whole)
+        images = self.images(representation)
+        made = frozen_features(unbuilt, *images, self.device, self.cache, whole, note=self.unread.note)
         self._features.update({(name, whole): one for name, one in zip(names, made, strict=True)})
 
     @cached_property
@@ -154,7 +158,9 @@ class Context:
 
     def result(self, config: Section, numbers: dict[str, Numbers], seconds: float, **about_data: Any) -> Result:
         """A result with everything that it depends on, and the intervals of numbers that are `Scores`."""
-        settings, data = config.model_dump(mode="json"), self.data_of_results | about_data
+        self.unread.share()
+        unread = {"unread": self.unread.counts} if self.unread.counts else {}
+        settings, data = config.model_dump(mode="json"), self.data_of_results | unread | about_data
         intervals, differences = intervals_of(numbers)
         plain = {name: dict(found) for name, found in numbers.items()}
         made = Result(self.protocol, settings, data, self.checkpoint, self.seed, plain, round(seconds, 2))
@@ -185,7 +191,7 @@ class Context:
         short = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:8]
         place = self.home / "evaluations" / f"{self.protocol}-{short}" / name
         finished = place.with_name(f"{name}.json")
-        if (kept := _finished(finished)) is not None:
+        if (kept := self._finished(finished)) is not None:
             say(f"{self.protocol} {name}: already done, {finished}")
             if distributed.is_main():
                 _remove_checkpoint(place)  # of a command that was killed before it did
@@ -193,6 +199,7 @@ class Context:
         with self._alone(place.parent):
             remove_temporaries(place)
             numbers = make(place)
+            self.unread.share()
             if distributed.is_main():
                 self._keep(numbers, place, finished)
         return numbers
@@ -200,10 +207,21 @@ class Context:
     def _keep(self, numbers: Numbers, place: Path, finished: Path) -> None:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            write_json_lines(finished, [sealed(as_line(numbers))])
+            write_json_lines(finished, [sealed({"result": as_line(numbers), "unread": self.unread.reasons})])
             _remove_checkpoint(place)
         except OSError as error:  # which costs time later, not the result
             say(f"{self.protocol} {place.name} is not kept: {refusal(error)}")
+
+    def _finished(self, file: Path) -> Numbers | None:
+        """The metrics in a file, or None if there are none, or damaged ones."""
+        if not file.is_file():
+            return None
+        lines = [unsealed(line) for line in read_json_lines(file)]
+        if len(lines) != 1 or lines[0] is None:
+            say(f"{file}: damaged, so it is computed again")
+            return None
+        self.unread.add(lines[0]["unread"])
+        return from_line(lines[0]["result"])
 
     def _alone(self, folder: Path) -> AbstractContextManager[None]:
         """Keep other commands from the state of this protocol."""
@@ -223,17 +241,6 @@ def _remove_checkpoint(place: Path) -> None:
     for suffix in (".pt", ".jsonl"):
         with suppress(OSError):
             place.with_name(place.name + suffix).unlink(missing_ok=True)
-
-
-def _finished(file: Path) -> Numbers | None:
-    """The metrics in a file, or None if there are none, or damaged ones."""
-    if not file.is_file():
-        return None
-    numbers = [unsealed(line) for line in read_json_lines(file)]
-    if len(numbers) != 1 or numbers[0] is None:
-        say(f"{file}: damaged, so it is computed again")
-        return None
-    return from_line(numbers[0])
 
 
 def open_context(

@@ -76,6 +76,8 @@ class Session:
                 say(f"left out {protocol}: {reason}")
                 continue
             say(in_a_line(result))
+            if isinstance(context := self._context(protocol), Context):
+                context.unread.tell(context.data["source"], Run(home_of(self.asked.run)).unread_file)
             yield result
 
     def _allowed(self, protocols: Sequence[str]) -> list[str]:

@@ -99,6 +99,7 @@ def _central_squares(context: Context, name: str, most: int) -> tuple[Tensor, Te
         squares.append((images.clamp(0, 1) * 255).round().to(torch.uint8).contiguous())
         places += at
     found = in_order(torch.cat(squares), mine[places])
+    context.unread.note("test", source, found.places)
     return found.features, source.labels[found.places]
 
 

@@ -56,12 +56,14 @@ def _measure(context: Context, config: Config, name: str, title: str, place: Pat
         config,
         context.device,
         None if place is None else place.with_name(f"{name}.pt"),
+        bad=context.unread.train,
     )
     classifier = train_classifier(job, copy.deepcopy(backbone), config.lrs, None, config.batch_norm)
 
-    def accuracies(source: Source) -> list[Numbers]:
+    def accuracies(split: str, source: Source) -> list[Numbers]:
         """Accuracy of every head, on central crops."""
         features, places = context.cache.extract(context.backbones.lazy[name], source, context.device)
+        context.unread.note(split, source, places)
         assert source.labels is not None
         labels = source.labels[places]
         return [top_accuracies(scores, labels) for scores in classifier.scores(features)]
@@ -69,9 +71,9 @@ def _measure(context: Context, config: Config, name: str, title: str, place: Pat
     best = 0
     train, test = context.images(name)
     if len(out):
-        chosen = [numbers["top1"] for numbers in accuracies(train.subset(out))]
+        chosen = [numbers["top1"] for numbers in accuracies("train", train.subset(out))]
         best = chosen.index(max(chosen))
-    return accuracies(test)[best] | {"lr": config.lrs[best]}
+    return accuracies("test", test)[best] | {"lr": config.lrs[best]}
 
 
 def _held_out(count: int, config: Config) -> tuple[Tensor, Tensor]:

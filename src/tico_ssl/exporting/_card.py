@@ -7,7 +7,7 @@ from tico_ssl.exporting._writing import Origin
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.results.metrics import measurements
 from tico_ssl.results.reading import read_record
-from tico_ssl.results.record import Line, Numbers, Record
+from tico_ssl.results.record import Line, Numbers, Record, images_of
 from tico_ssl.results.run_folder import Run
 from tico_ssl.results.table import OWN, markdown_lines
 from tico_ssl.results.verdict import verdict
@@ -88,7 +88,8 @@ def _own(numbers: dict[str, Numbers]) -> dict[str, Numbers]:
 
 def _rows(result: Line) -> list[list[str]]:
     data, settings = result.get("data", {}), result.get("settings", {})
-    images = f"{data.get('train', '?')} training, {counted(data.get('test', '?'), 'test image')}"
+    train, test = (images_of(data, split) for split in ("train", "test"))
+    images = f"{'?' if train is None else train} training, {counted('?' if test is None else test, 'test image')}"
     where = f"{_data_name(data.get('source', '?'))}: {images}"
     written = ", ".join(f"{key} {value}" for key, value in settings.items())
     return [

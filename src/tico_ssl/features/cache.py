@@ -2,7 +2,7 @@
 
 A file's name is a digest of everything that determines its content: weights or how they are made, images,
 preprocessing, device type and precision. So a file is never stale and may be deleted at any time; a damaged one is
-computed again.
+computed again, and so is one that lacks an image which can be read by now.
 """
 
 import hashlib
@@ -16,13 +16,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.source import Source
-from tico_ssl.features.extraction import Extracted, extract_all, needed_side
+from tico_ssl.features.extraction import Extracted, extract_all, left_out, needed_side
 from tico_ssl.features.lazy import LazyBackbone, memory_of, ready
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import refusal
 from tico_ssl.runtime.files import remove_old_temporaries, written_atomically
+from tico_ssl.runtime.printing import printable
 from tico_ssl.runtime.progress import say
 
 VERSION = 3  # of the file's content: raise it when the same key would mean different values
@@ -63,7 +65,7 @@ class FeatureCache:
         are built."""
         given = [ready(backbone) for backbone in backbones]
         files = self._files(given, source, device, whole)
-        found = [None if file is None else _read(file) for file in files]
+        found = [None if file is None else _still_whole(_read(file), source) for file in files]
         if missing := self._missing(found):
             networks = [given[number].built for number in missing]
             made = extract_all(networks, source, device, label, whole, self.dtype, self.together)
@@ -107,6 +109,19 @@ def _read(file: Path) -> Extracted | None:
         kept, checksum = None, None
     if kept is None or checksum != _checksum(kept):
         say(f"{file}: damaged, so its features are extracted again")
+        return None
+    return kept
+
+
+def _still_whole(kept: Extracted | None, source: Source) -> Extracted | None:
+    """Features from a file, unless an image that they lack can be read by now: what kept it from that, such as a
+    network drive or a package that was missing, has passed."""
+    for place in [] if kept is None else left_out(source, kept.places):
+        try:
+            source.fetch(place)
+        except BadImage:
+            continue
+        say(f"{printable(source.names(place))} can be read now, so features are extracted again")
         return None
     return kept
 

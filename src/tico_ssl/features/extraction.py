@@ -28,6 +28,14 @@ class Extracted(NamedTuple):
     places: Tensor
 
 
+def left_out(source: Source, places: Tensor) -> list[int]:
+    """The images of a source that are not at these places."""
+    there = torch.zeros(len(source), dtype=torch.bool)
+    there[places] = True
+    missing: list[int] = (~there).nonzero().ravel().tolist()
+    return missing
+
+
 def image_batches(
     source: Source, backbone: Backbone, device: torch.device, whole: bool = False
 ) -> Iterator[tuple[Tensor, list[int]]]:

@@ -1,6 +1,6 @@
 """Training and test features of frozen backbones."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,8 @@ from tico_ssl.features.extraction import Extracted
 from tico_ssl.features.lazy import LazyBackbone
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.runtime.errors import UserError
+
+Note = Callable[[str, Source, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,14 @@ def frozen_features(
     cache: FeatureCache | None = None,
     whole: bool = False,
     label: str | None = "features",
+    note: Note = lambda split, source, places: None,
 ) -> list[Features]:
     """Features of both splits under every backbone, each split decoded once; images that cannot be read are left out
-    with their labels."""
+    with their labels. `note` is told which were read."""
     cache = cache or FeatureCache(None)
     ours = cache.extract_all(backbones, train, device, label and f"training {label}", whole)
     theirs = cache.extract_all(backbones, test, device, label and f"test {label}", whole)
+    for of_train, of_test in zip(ours, theirs, strict=True):
+        note("train", train, of_train.places)
+        note("test", test, of_test.places)
     return [Features.of(train, of_train, test, of_test) for of_train, of_test in zip(ours, theirs, strict=True)]

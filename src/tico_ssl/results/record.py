@@ -44,6 +44,13 @@ class Result:
         return {key: value for key, value in values.items() if value or key not in ("intervals", "differences")}
 
 
+def images_of(data: Line, split: str) -> int | None:
+    """The number of images of a split that a result is about, without those that could not be read; None if it does not
+    say so."""
+    images, unread = data.get(split), data.get("unread", {})
+    return images - unread.get(split, 0) if isinstance(images, int) and isinstance(unread, dict) else None
+
+
 def split_in_words(data: Line) -> str:
     """How a result's test images were chosen, and whether pretraining has seen them."""
     return f"{data['split']}{', seen without labels in pretraining' if data.get(SEEN) else ''}"

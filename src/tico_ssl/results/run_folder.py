@@ -93,6 +93,11 @@ class Run:
         return self.folder / "bad_files.jsonl"
 
     @property
+    def unread_file(self) -> Path:
+        """Images that evaluations left out."""
+        return self.folder / "results.bad_files.jsonl"
+
+    @property
     def images_file(self) -> Path:
         """By what the images are recognised on resume."""
         return self.folder / "images.json"

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from tico_ssl.results.confidence import Interval
 from tico_ssl.results.metrics import WAYS, Measurement, Quantity, measurements
-from tico_ssl.results.record import Line, Result, duration, split_in_words
+from tico_ssl.results.record import Line, Result, duration, images_of, split_in_words
 from tico_ssl.results.verdict import gain_interval, signed, verdict
 from tico_ssl.runtime.progress import console
 from tico_ssl.runtime.wording import counted
@@ -97,7 +97,8 @@ def legend(shown: Sequence[Quantity], with_intervals: bool = False) -> list[str]
 
 def _title(result: Result) -> str:
     data = result.data
-    images = f"{data['train']:,} training and {counted(data['test'], 'test image')} ({split_in_words(data)})"
+    train, test = images_of(data, "train"), images_of(data, "test")
+    images = f"{train:,} training and {counted(test or 0, 'test image')} ({split_in_words(data)})"
     return f"{data['source']}: {'a quick look at ' if data.get('quick') else ''}{images}"
 
 

@@ -30,11 +30,13 @@ def fine_tuned(
     images = context.training_images(shorter_side([settings.policy()], backbone.image_size))
     images = images if subset is None else images.subset(subset)
     checkpoint = None if place is None else place.with_name(f"{place.name}.pt")
-    job = Job(title, images, classes_of(context.train, context.test), settings, context.device, checkpoint)
+    classes, bad = classes_of(context.train, context.test), context.unread.train
+    job = Job(title, images, classes, settings, context.device, checkpoint, bad=bad)
     classifier = train_classifier(job, backbone, [settings.lr_head], settings.lr_backbone)
     if keep is not None:
         keep(classifier.backbone, classifier.heads[0])
     _, test = context.images(name)
     tested, places = extract(classifier.backbone, test, context.device, together=True)
+    context.unread.note("test", test, places)
     assert test.labels is not None
     return top_accuracies(classifier.scores(tested)[0], test.labels[places])

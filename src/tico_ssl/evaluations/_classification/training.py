@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tico_ssl.data.bad_files import BadFiles
 from tico_ssl.data.source import Source
 from tico_ssl.evaluations._classification.settings import Settings
 from tico_ssl.features.lazy import weights_digest
@@ -100,6 +101,8 @@ class Job:
     checkpoint_file: Path | None = None
     after_epoch: Callable[[int, int, Classifier], None] | None = None
     """Called in every process after an epoch, with its number and that of all; the classifier is in training mode."""
+    bad: BadFiles | None = None
+    """Takes what cannot be read."""
 
 
 def train_classifier(
@@ -123,7 +126,7 @@ def _learn(job: Job, classifier: Classifier, optimizer: Optimizer) -> None:
     settings, device, backbone = job.settings, job.device, classifier.backbone
     precision = resolve_precision(settings.precision, device)
     views = Views([settings.policy()], backbone.image_size, backbone.mean, backbone.std, precision)
-    loader = Loader(job.train, views, _batch_size(job), settings.seed, device, default_workers())
+    loader = Loader(job.train, views, _batch_size(job), settings.seed, device, default_workers(), job.bad)
     begin = restore(job.checkpoint_file, classifier.learning, optimizer, device)
     distributed.spread(classifier)
     step = Step(classifier, optimizer, views, precision, device)

@@ -11,7 +11,7 @@ from tico_ssl.data.source import Source
 from tico_ssl.evaluations._context import Context
 from tico_ssl.evaluations._representation.settings import ViewSettings
 from tico_ssl.features.batches import BATCH, own_share, prepared_batches
-from tico_ssl.features.extraction import in_order
+from tico_ssl.features.extraction import Extracted, in_order
 from tico_ssl.networks.backbones import Backbone
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime.errors import UserError
@@ -38,7 +38,9 @@ def views_of_images(context: Context, settings: ViewSettings, number: int) -> di
             key = ("view", names[0], place, policy, settings.images, settings.seed)
             if key not in context.kept:
                 label = f"{context.protocol}: view {place + 1} of {number}"
-                context.kept[key] = _one_view(backbones, source, policy, settings.seed, place, context.device, label)
+                made_of = _one_view(backbones, source, policy, settings.seed, place, context.device, label)
+                context.unread.note("train", source, made_of[names[0]].places)
+                context.kept[key] = {name: found.features for name, found in made_of.items()}
             for name, features in context.kept[key].items():
                 made[name].append(features)
     return {name: torch.stack(views, dim=1) for name, views in made.items()}
@@ -68,7 +70,7 @@ def _one_view(
     number: int,
     device: torch.device,
     label: str,
-) -> dict[str, Tensor]:
+) -> dict[str, Extracted]:
     """A view of every image through every backbone, in evaluation mode; a function of seed and number. Of several
     processes each computes a share, and has all."""
     like = next(iter(backbones.values()))
@@ -93,7 +95,7 @@ def _one_view(
         for name, backbone in backbones.items():
             features[name].append(backbone(view).cpu())
         seen += places
-    found = {name: in_order(torch.cat(parts), mine[seen]).features for name, parts in features.items()}
-    if not len(next(iter(found.values()))):
+    found = {name: in_order(torch.cat(parts), mine[seen]) for name, parts in features.items()}
+    if not len(next(iter(found.values())).places):
         raise UserError(f"{source.name}: none of the {counted(len(source), 'image')} can be read")
     return found
