@@ -16,8 +16,10 @@ from test_plain_images import jpeg, photograph
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.arrays import from_arrays, from_dataset
 from tico_ssl.data.decoding import Reading, decode
+from tico_ssl.data.formats import dataset
 from tico_ssl.data.formats.textures import CLASSES
 from tico_ssl.data.formats.torchvision import SETS
+from tico_ssl.data.given import as_source
 from tico_ssl.data.names import SUFFIXES
 from tico_ssl.data.source import Source, joined
 from tico_ssl.data.sources import open_source
@@ -479,6 +481,16 @@ def test_channels_first_last_or_absent(tmp_path, layout, channels, suffix):
     assert torch.equal(found.images, torch.from_numpy(stack()[..., :channels]).permute(0, 3, 1, 2))
 
 
+@pytest.mark.parametrize(
+    ("shape", "channels"), [((6, 3, 9, 2), 3), ((6, 2, 9, 3), 3), ((6, 5, 4, 4), 5), ((6, 4, 4, 5), 5)]
+)
+def test_the_axis_of_channels_is_the_one_of_their_number(tmp_path, shape, channels):
+    images = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
+    np.save(tmp_path / "x.npy", images)
+    first = images if shape[1] == channels else images.transpose(0, 3, 1, 2)
+    assert torch.equal(source(tmp_path / "x.npy", channels=channels).images, torch.from_numpy(first.copy()))
+
+
 def test_more_than_three_channels(tmp_path):
     np.savez(tmp_path / "x.npz", images=stack(channels=5))
     assert source(tmp_path / "x.npz", channels=5).images.shape == (6, 5, 9, 8)
@@ -691,6 +703,33 @@ def test_negative_labels_mean_none():
 def test_of_several_labels_negative_ones_are_kept():
     labels = [[1, -1], [-1, 0], [-1, -1]] * 2
     assert from_dataset("mine", Arrays(stack(), labels)).labels.tolist() == labels
+
+
+@pytest.mark.parametrize("kind", [Arrays, lambda data, targets: list(zip(data, targets, strict=True))])
+def test_a_dataset_sorted_anew_has_its_labels_in_that_order(kind):
+    order, labels = [5, 3, 0, 1, 4, 2], [0, 1, 2, 3, 4, 5]
+    dataset = kind(stack(), labels)
+    config = DataConfig(source=as_source(dataset))
+    assert open_source(config).labels.tolist() == labels
+    if isinstance(dataset, list):
+        dataset[:] = [dataset[place] for place in order]
+    else:
+        dataset.data, dataset.targets = dataset.data[order], order
+    assert open_source(config).labels.tolist() == order
+
+
+def test_labels_of_items_are_read_once():
+    read = []
+
+    class Counted(Pictures):
+        def __getitem__(self, index):
+            read.append(index)
+            return super().__getitem__(index)
+
+    config = DataConfig(source=as_source(Counted()))
+    opened = [dataset.open(config.source, "train", Reading(), config) for _ in range(3)]
+    assert [found.labels.tolist() for found in opened] == [[0, 1, 0, 1]] * 3
+    assert (read.count(1), read.count(3)) == (1, 1)
 
 
 @pytest.fixture

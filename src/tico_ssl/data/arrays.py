@@ -27,13 +27,14 @@ def from_arrays(name: str, images: Tensor, labels: Tensor | None, classes: tuple
     return Source(name, len(images), images.__getitem__, images, labels, classes, identity=identity)
 
 
-def channels_first(array: np.ndarray, where: str | Path) -> Tensor:
-    """Images of one size as a tensor (N, C, H, W). `where` is for the error message."""
+def channels_first(array: np.ndarray, where: str | Path, channels: int) -> Tensor:
+    """Images of one size as a tensor (N, C, H, W): the axis of channels is the one of this size, else the smaller one.
+    `where` is for the error message."""
     if array.dtype.kind not in "uif" or array.dtype.itemsize > 8 or array.ndim not in (3, 4):
         raise UserError(f"{where}: images must be numbers with 3 or 4 axes, got {array.dtype} {array.shape}")
     if array.ndim == 3:
         array = array[:, None]
-    elif array.shape[-1] < array.shape[1]:  # channels last
+    elif (array.shape[1] != channels, array.shape[1]) > (array.shape[-1] != channels, array.shape[-1]):
         array = array.transpose(0, 3, 1, 2)
     return torch.from_numpy(np.ascontiguousarray(native(array)))
 
@@ -46,7 +47,7 @@ def from_dataset(
     labels, classes = labels_of(dataset) if labelled is None else labelled
     array = getattr(dataset, "data", None)
     if isinstance(array, np.ndarray | Tensor) and array.dtype in (np.uint8, torch.uint8):
-        return from_arrays(name, channels_first(np.asarray(array), name), labels, classes)
+        return from_arrays(name, channels_first(np.asarray(array), name, reading.channels), labels, classes)
 
     def fetch(index: int) -> Tensor:
         item = dataset[index]

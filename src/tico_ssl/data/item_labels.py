@@ -1,6 +1,6 @@
 """The labels of a data set in a Python program: those that it lists, else those of its items."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,18 @@ Labels = tuple[Tensor | None, tuple[str, ...]]
 """One per image (N) or several (N, classes), None without any; and the names of the classes, if they are known."""
 
 
-def labels_of(dataset: Any) -> Labels:
-    """The labels of a data set. Items are read, images and all, only if it lists none and they are pairs."""
+def of_items(dataset: Any) -> list[Any] | None:
+    """What comes after the image in every item; None if items are images alone."""
+    if len(dataset) == 0 or not _is_pair(dataset[0]) or _numbered([dataset[0][1]])[0] is None:
+        return None
+    return [dataset[place][1] for place in track(range(len(dataset)), len(dataset), "reading labels")]
+
+
+def labels_of(dataset: Any, read: Callable[[Any], list[Any] | None] = of_items) -> Labels:
+    """The labels of a data set. Only if it lists none, those of its items are `read`, images and all."""
     labels, classes = _listed(dataset)
-    if labels is None and (read := _of_items(dataset)) is not None:
-        labels, classes = _numbered(read)
+    if labels is None and (found := read(dataset)) is not None:
+        labels, classes = _numbered(found)
     if labels is not None and labels.ndim == 1 and bool((labels < 0).any()):
         labels = None  # torchvision's mark for unlabelled images; in multi-label data, -1 means absent
     return labels, classes or _classes(dataset)
@@ -58,13 +65,6 @@ def _listed(dataset: Any) -> Labels:
 
 def _classes(dataset: Any) -> tuple[str, ...]:
     return tuple(str(name) for name in getattr(dataset, "classes", None) or ())
-
-
-def _of_items(dataset: Any) -> list[Any] | None:
-    """What comes after the image in every item; None if items are images alone."""
-    if len(dataset) == 0 or not _is_pair(dataset[0]) or _numbered([dataset[0][1]])[0] is None:
-        return None
-    return [dataset[place][1] for place in track(range(len(dataset)), len(dataset), "reading labels")]
 
 
 def _is_pair(item: Any) -> bool:

@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.arrays import from_dataset
 from tico_ssl.data.decoding import Reading
-from tico_ssl.data.item_labels import Labels, labels_of
+from tico_ssl.data.item_labels import labels_of, of_items
 from tico_ssl.data.source import Source, Split
 from tico_ssl.runtime.errors import UserError
 
@@ -17,7 +17,7 @@ PREFIX = "python:"  # of the names of objects
 # Kept as long as the program runs: a run stores only the name of its data, and an evaluation after
 # `pretrain(data=Mine())` has to find the object, although nobody else holds a reference to it.
 _handed_over: dict[str, Dataset[Any] | Sequence[Any]] = {}
-_labels: dict[tuple[str, int], Labels] = {}  # by name and number of images: reading them may mean decoding all images
+_of_items: dict[tuple[str, int], list[Any] | None] = {}  # labels by name and number of images
 
 
 def hand_over(dataset: "Dataset[Any] | Sequence[Any]") -> str:
@@ -45,7 +45,14 @@ def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Sour
     if split != "train":
         return None
     dataset: Any = _handed_over[place]
-    known = place, len(dataset)
-    if known not in _labels:
-        _labels[known] = labels_of(dataset)
-    return from_dataset(place, dataset, reading, _labels[known])
+
+    def read(items: Any) -> list[Any] | None:
+        """Once, as that may mean to decode all images. Those of a list are at hand, and it may be sorted anew."""
+        if isinstance(items, list | tuple):
+            return of_items(items)
+        known = place, len(items)
+        if known not in _of_items:
+            _of_items[known] = of_items(items)
+        return _of_items[known]
+
+    return from_dataset(place, dataset, reading, labels_of(dataset, read))

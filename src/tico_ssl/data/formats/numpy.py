@@ -35,10 +35,10 @@ def splits(place: str) -> dict[Split, str]:
 
 def open(place: str, split: Split, reading: Reading, config: DataConfig) -> Source | None:
     """All images in memory."""
-    return from_numpy(Path(place).expanduser(), split)
+    return from_numpy(Path(place).expanduser(), split, reading.channels)
 
 
-def from_numpy(path: Path, split: Split) -> Source | None:
+def from_numpy(path: Path, split: Split, channels: int) -> Source | None:
     """`.npy`: images. `.npz`: x_train/y_train/x_test/y_test, or images/labels. Channels first, last or absent."""
     if path.suffix == ".npy" and split != "train":
         return None
@@ -48,7 +48,7 @@ def from_numpy(path: Path, split: Split) -> Source | None:
         if isinstance(loaded, np.ndarray) != (path.suffix == ".npy"):
             raise UserError(f"{path}: its content does not match its suffix (.npy, .npz)")
         if isinstance(loaded, np.ndarray):
-            return from_arrays(path.name, channels_first(loaded, path), None)
+            return from_arrays(path.name, channels_first(loaded, path, channels), None)
         with loaded as archive:
             other = {"train": ("images", "labels"), "test": ("x_val", "y_val")}  # validation is a test without another
             pairs = [(f"x_{split}", f"y_{split}"), *([other[split]] if split in other else [])]
@@ -59,7 +59,7 @@ def from_numpy(path: Path, split: Split) -> Source | None:
                 raise UserError(
                     f"{path}: needs arrays x_train (and y_train) or images (and labels), has {archive.files}"
                 )
-            images = channels_first(archive[found[0]], path)
+            images = channels_first(archive[found[0]], path, channels)
             labels = _numbers(archive[found[1]], found[1], path) if found[1] in archive else None
             classes = tuple(str(name) for name in archive["classes"]) if "classes" in archive else ()
     except UserError:
