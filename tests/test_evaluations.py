@@ -18,13 +18,17 @@ from tico_ssl.data.arrays import from_arrays
 from tico_ssl.data.decoding import decode
 from tico_ssl.data.formats.packed import open_packed
 from tico_ssl.data.sources import open_source
+from tico_ssl.evaluations import few_shot
 from tico_ssl.evaluations._context import open_context
+from tico_ssl.evaluations.few_shot import few_shot_accuracy
 from tico_ssl.evaluations.rankme import rankme
+from tico_ssl.features import regression
 from tico_ssl.features.extraction import extract, needed_side, pixels
 from tico_ssl.features.frozen import Features
 from tico_ssl.features.knn import knn_predictions
+from tico_ssl.features.linear import probe
 from tico_ssl.features.regression import fit_linear, fit_linears, minimise
-from tico_ssl.features.settings import Voters
+from tico_ssl.features.settings import LinearConfig, Voters
 from tico_ssl.features.splits import splits
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.pipeline.packing import pack
@@ -95,6 +99,20 @@ def test_regressions_made_at_once_are_those_made_alone():
     for one, weights in zip(decays, together):
         alone = minimise(features.double(), labels, one.view(1), iterations=300, classes=4)
         assert torch.allclose(weights, alone[0], atol=1e-6)
+
+
+def test_numbers_of_classes_may_have_gaps(monkeypatch):
+    train, labels = clusters(60)
+    test, asked = clusters(30, seed=1)
+    asked[:3] = 4  # a class without training images
+    rows = []
+    monkeypatch.setattr(regression, "minimise", lambda *a: rows.append(a[-1]) or minimise(*a))
+    cpu, wide = torch.device("cpu"), torch.tensor([2, 7, 5_000, 90_000, 8])
+    few = few_shot.Config(draws=2)
+    for measure in (lambda f: probe(f, LinearConfig(), cpu), lambda f: few_shot_accuracy(f, [1, 5], few, cpu)):
+        plain = measure(Features(train, test, labels, asked))
+        assert measure(Features(train, test, wide[labels], wide[asked])) == plain
+    assert set(rows) == {4}
 
 
 def test_a_regression_without_anything_to_learn_stays_at_zero():

@@ -59,9 +59,8 @@ def run(context: Context, config: Config) -> Result:
 
 def few_shot_accuracy(features: Features, shots: list[int], config: Config, device: torch.device) -> Scores:
     """Mean and standard deviation of the accuracy for each number of shots."""
-    labels, test_labels = features.labels()
+    labels, test_labels = features.numbered()
     train, test = F.normalize(features.train, dim=1).to(device), F.normalize(features.test, dim=1).to(device)
-    classes = int(max(labels.max(), test_labels.max())) + 1
     right: dict[str, Tensor] = {}
     for shot in shots:
         draws = []
@@ -69,7 +68,7 @@ def few_shot_accuracy(features: Features, shots: list[int], config: Config, devi
             places = number_of_each(labels, shot, draw, config.seed)
             decay = 1 / (config.cost * len(places))
             seen, known = train[places.to(device)], labels[places].to(device)
-            classify = fit_linear(seen, known, decay, config.iterations, classes)
+            classify = fit_linear(seen, known, decay, config.iterations)
             draws.append(classify(test).argmax(dim=1).cpu() == test_labels)
         right[f"top1_{shot}shot"] = torch.stack(draws)
     return accuracies(right)

@@ -45,6 +45,14 @@ class Features:
             raise UserError(f"{wanted_by} needs one class per image; these images have several")
         return train, test
 
+    def numbered(self) -> tuple[Tensor, Tensor]:
+        """The class of every training and test image as one of those of the training images, numbered without gaps:
+        -1 in testing for a class without training images."""
+        train, test = self.labels()
+        present, numbers = train.unique(return_inverse=True)
+        places = torch.searchsorted(present, test).clamp_max(len(present) - 1)
+        return numbers, torch.where(present[places] == test, places, -1)
+
     def raw_labels(self, wanted_by: str = "this evaluation") -> tuple[Tensor, Tensor]:
         """The labels, one or several per image; a UserError where there are none."""
         if self.train_labels is None or self.test_labels is None:

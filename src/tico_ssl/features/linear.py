@@ -39,7 +39,7 @@ class Probe(NamedTuple):
 
 def probe(features: Features, config: LinearConfig, device: torch.device) -> Scores:
     """Accuracy in per cent, and the chosen weight decay. Features move to the device as a whole."""
-    train_labels, test_labels = (labels.to(device) for labels in features.labels())
+    train_labels, test_labels = (labels.to(device) for labels in features.numbered())
     fitted = fit_probe(features.train.to(device), train_labels, config)
     logits = fitted(features.test.to(device))
     return top_accuracies(logits, test_labels) | {"weight_decay": fitted.weight_decay}
