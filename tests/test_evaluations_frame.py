@@ -125,6 +125,28 @@ def test_other_weights_other_images_and_other_cuts_are_other_features(here, extr
     assert len(list((here / "features").iterdir())) == len(extractions) == 7
 
 
+def test_raw_pixels_are_compared_only_if_all_images_have_one_size(here):
+    assert "pixels" in evaluate("b.safetensors", "knn", "x.npz").numbers
+    arrays = dict(np.load("x.npz"))
+    np.savez("x.npz", **arrays | {"x_test": noise(20, 1, side=10).numpy()})
+    assert evaluate("b.safetensors", "knn", "x.npz").numbers.keys() == {"trained", "untrained"}
+
+
+def test_bf16_leaves_alone_what_prepares_images_otherwise(here):
+    short = {"linear-augmented": QUICK | {"lrs": [0.1]}, "corruptions": {"kinds": ["contrast"], "iterations": 5}}
+    for protocol, settings in short.items():
+        exact, rough = (evaluate("b.safetensors", protocol, "x.npz", settings, bf16=bf16) for bf16 in (False, True))
+        assert exact.numbers == rough.numbers, protocol
+
+
+def test_only_frozen_features_are_in_bf16(here):
+    context = open_context("b.safetensors", "x.npz", bf16=True)
+    rough, exact = context.features("trained"), context.features("trained", exact=True)
+    assert torch.equal(exact.train, open_context("b.safetensors", "x.npz").features("trained").train)
+    assert not torch.equal(rough.train, exact.train)
+    assert context.exact_cache.dtype == torch.float32
+
+
 def test_files_are_known_by_name_size_and_time(folder_of_images):
     def known():
         return open_source(DataConfig(source=str(folder_of_images))).fingerprint()

@@ -73,9 +73,11 @@ class Context:
 
     @cached_property
     def representations(self) -> list[str]:
-        """The representations under comparison."""
-        small = self.train.images is not None and max(self.train.images.shape[-2:]) <= SMALL_IMAGE
-        return [*self.backbones, *([PIXELS] if small and self.test.images is not None else [])]
+        """The representations under comparison: raw pixels, too, of small images that all have one size."""
+        train, test = self.train.images, self.test.images
+        alike = train is not None and test is not None and train.shape[1:] == test.shape[1:]
+        small = train is not None and max(train.shape[-2:]) <= SMALL_IMAGE
+        return [*self.backbones, *([PIXELS] if alike and small else [])]
 
     def labels(self, several: bool = False) -> tuple[Tensor, Tensor]:
         """The class of every training and test image; a UserError where there is none, before any work is done. With
@@ -84,24 +86,31 @@ class Context:
         features = Features(empty, empty, self.train.labels, self.test.labels)
         return features.raw_labels(self.protocol) if several else features.labels(self.protocol)
 
-    def features(self, representation: str, whole: bool = False) -> Features:
-        """Features of both splits under one representation: of central crops, or of whole images (squash resize)."""
-        key = (representation, whole and representation != PIXELS and not self._square(representation))
+    @property
+    def exact_cache(self) -> FeatureCache:
+        """The cache of features that are float32 in any case, for protocols that prepare images otherwise, too."""
+        return replace(self.cache, dtype=torch.float32)
+
+    def features(self, representation: str, whole: bool = False, exact: bool = False) -> Features:
+        """Features of both splits under one representation: of central crops, or of whole images (squash resize);
+        `exact`: in float32, even if others are in bf16."""
+        whole = whole and representation != PIXELS and not self._square(representation)
+        key = (representation, whole, self.exact_cache if exact else self.cache)
         if key not in self._features:
             if representation == PIXELS:
                 features = Features(pixels(self.train), pixels(self.test), self.train.labels, self.test.labels)
                 self._features[key] = features
             else:
-                self._extract(*key)
+                self._extract(representation, whole, key[2])
         return self._features[key]
 
-    def _extract(self, representation: str, whole: bool) -> None:
+    def _extract(self, representation: str, whole: bool, cache: FeatureCache) -> None:
         """Features under a backbone and all with the same input, in one pass over the images."""
         names = next(names for names in self.alike if representation in names)
         unbuilt = [self.backbones.lazy[name] for name in names]
         images = self.images(representation)
-        made = frozen_features(unbuilt, *images, self.device, self.cache, whole, note=self.unread.note)
-        self._features.update({(name, whole): one for name, one in zip(names, made, strict=True)})
+        made = frozen_features(unbuilt, *images, self.device, cache, whole, note=self.unread.note)
+        self._features.update({(name, whole, cache): one for name, one in zip(names, made, strict=True)})
 
     @cached_property
     def alike(self) -> list[list[str]]:
@@ -140,7 +149,7 @@ class Context:
         return all(s.images is not None and s.images.shape[-2:] == (side, side) for s in (self.train, self.test))
 
     @cached_property
-    def _features(self) -> dict[tuple[str, bool], Features]:
+    def _features(self) -> dict[tuple[str, bool, FeatureCache], Features]:
         return {}
 
     def training_images(self, shorter: int) -> Source:

@@ -105,15 +105,16 @@ def _central_squares(context: Context, name: str, most: int) -> tuple[Tensor, Te
 
 def _classifiers(context: Context, name: str, config: Config) -> dict[str, Classifier]:
     """kNN and a linear probe on a backbone's clean training features."""
-    features = context.features(name)
+    features = context.features(name, exact=True)  # as those of the corrupted images are
     labels, _ = features.labels()
-    train, known = features.train.to(context.device), labels.to(context.device)
+    classes, numbers = labels.to(context.device).unique(return_inverse=True)
+    train = features.train.to(context.device)
     mean, std = train.mean(0), train.std(0).clamp_min(1e-6)
-    linear = fit_linear((train - mean) / std, known, config.weight_decay, config.iterations)
+    linear = fit_linear((train - mean) / std, numbers, config.weight_decay, config.iterations)
     voter = Voters(k=config.k, temperature=0.07)
     return {
-        "knn": lambda asked: knn_predictions(train, known, asked, [voter])[0],
-        "linear": lambda asked: linear((asked - mean) / std).argmax(dim=1),
+        "knn": lambda asked: classes[knn_predictions(train, numbers, asked, [voter])[0]],
+        "linear": lambda asked: classes[linear((asked - mean) / std).argmax(dim=1)],
     }
 
 

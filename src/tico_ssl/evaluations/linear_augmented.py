@@ -62,7 +62,7 @@ def _measure(context: Context, config: Config, name: str, title: str, place: Pat
 
     def accuracies(split: str, source: Source) -> list[Numbers]:
         """Accuracy of every head, on central crops."""
-        features, places = context.cache.extract(context.backbones.lazy[name], source, context.device)
+        features, places = context.exact_cache.extract(context.backbones.lazy[name], source, context.device)
         context.unread.note(split, source, places)
         assert source.labels is not None
         labels = source.labels[places]
