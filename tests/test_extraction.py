@@ -106,7 +106,7 @@ def test_augmented_views_of_files_are_those_of_a_batch_in_one_process(source, mo
     (values,) = named_policy("byol-small")[:1]
     policy = validate(ViewPolicy, values, "views").model_copy(update={"count": 1})
     backbone = network().eval()
-    found = augmented._one_view({"one": backbone}, source, policy, 3, 0, CPU, "views")["one"]
+    found = augmented._one_view({"one": backbone}, source, policy, 3, 0, CPU, "views")["one"].features
     make = Views([policy], 16, backbone.mean, backbone.std)
     drawn = torch.cat(
         [make.draw(min(33, 150 - i), generator(3, "probe", augmented.DRAW, 0, i)) for i in range(0, 150, 33)]

@@ -457,7 +457,7 @@ def sorted_by_class(run, images, width=32, classes=4):
         values[mine, own] = normal(images // classes, width // classes, seed=label).float() + 10
     context = open_context(run.folder)
     for name in context.backbones:
-        context._features[name, False] = Features(values, values[:1])
+        context._features[name, False, context.cache] = Features(values, values[:1])
     return context
 
 
