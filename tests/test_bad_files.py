@@ -20,7 +20,10 @@ from tico_ssl.data.bad_files import BadFiles, readable
 from tico_ssl.data.checking import check
 from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.sources import open_source
+from tico_ssl.data.splits import Part
+from tico_ssl.features.album import Album
 from tico_ssl.features.cache import FeatureCache
+from tico_ssl.features.feature_store import fill, opened_store
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import save_backbone
 from tico_ssl.results.table import print_results
@@ -179,6 +182,12 @@ def test_an_error_that_passes_is_not_kept_with_the_features(tmp_path, folder):
 
     assert extracted(replace(source, fetch=fails)) < 40
     assert extracted(source) == 40
+    with opened_store(tmp_path / "store", "key", backbone.width) as store:
+        rows = []
+        for images in (replace(source, fetch=fails), source):
+            fill(store, Album((Part("train", images),)), backbone, torch.device("cpu"))
+            rows.append(len(store.places()))
+    assert rows[0] < rows[1] == 40
     tried = []
     assert extracted(replace(source, fetch=lambda place: tried.append(place) or source.fetch(place))) == 40
     assert len(tried) == 4  # once more, those that cannot be read

@@ -39,6 +39,11 @@ class Album:
         name = printable(part.source.names(inside))
         return f"{part.folder}/{name}" if part.folder else name
 
+    def fetch(self, place: int) -> Tensor:
+        """An image; BadImage if it cannot be read."""
+        part, inside = self._at(place)
+        return part.source.fetch(inside)
+
     def split(self, place: int) -> str:
         """The split of an image."""
         return self._at(place)[0].split

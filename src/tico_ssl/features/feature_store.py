@@ -10,8 +10,8 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tico_ssl.data.bad_files import reason_unread
+from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.source import Source
 from tico_ssl.features.album import Album
 from tico_ssl.features.batches import BATCH, own_share
@@ -143,6 +144,9 @@ def fill(
 ) -> None:
     """Compute the features that are missing; `unit`: each divided by its length. Of several processes each computes a
     share, and the main one has the store."""
+    if store is not None and _readable_again(album, store.bad):
+        say("an image that could not be read before can be read now, so features are computed again")
+        store.clear()
     begun, rows = distributed.everyone((0, 0) if store is None else (store.done, store.rows))[0]
     if 0 < begun < len(album) and label:
         say(f"continuing after {begun:,} of {counted(len(album), 'image')}")
@@ -162,6 +166,15 @@ def fill(
                     store.append(features, bad, offset + block.end)
     if not rows:
         raise UserError(f"{album.parts[0].source.name}: none of the {counted(len(album), 'image')} can be read")
+
+
+def _readable_again(album: Album, bad: Iterable[int]) -> bool:
+    """Whether one of these images can be read by now: an error of a network drive, for one, passes."""
+    for place in bad:
+        with suppress(BadImage):
+            album.fetch(place)
+            return True
+    return False
 
 
 def _last(source: Source, count: int) -> Source:
