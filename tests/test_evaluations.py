@@ -17,6 +17,7 @@ from tico_ssl.config.sections import BackboneConfig, DataConfig
 from tico_ssl.data.arrays import from_arrays
 from tico_ssl.data.decoding import decode
 from tico_ssl.data.formats.packed import open_packed
+from tico_ssl.data.source import spread_evenly
 from tico_ssl.data.sources import open_source
 from tico_ssl.evaluations._context import open_context
 from tico_ssl.evaluations.rankme import rankme
@@ -31,7 +32,7 @@ from tico_ssl.pipeline.packing import pack
 from tico_ssl.results.record import SEEN, same_source, split_in_words
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime.errors import UserError
-from tico_ssl.training.online_knn import OnlineKnn
+from tico_ssl.training import online_knn
 
 
 def clusters(count, classes=4, width=6, seed=0):
@@ -316,8 +317,21 @@ def test_several_labels_are_there_for_who_can_use_them(run, several_labels):
 def test_no_knn_between_epochs_on_several_labels(several_labels, folder_of_images):
     for place, expected in ((several_labels[0], False), (str(folder_of_images), True)):
         recipe = load_recipe("demo", {"data.source": place, "training.knn_every_epochs": 1})
-        knn = OnlineKnn.of(recipe, open_source(recipe.data), torch.device("cpu"))
+        knn = online_knn.OnlineKnn.of(recipe, open_source(recipe.data), torch.device("cpu"))
         assert (knn is not None) == expected
+
+
+@pytest.mark.parametrize("turns", [True, False])
+def test_knn_between_epochs_has_images_of_every_class(turns, monkeypatch):
+    """At equal distances, as in curves of earlier versions, unless that would miss classes, which take turns."""
+    images, labels = torch.arange(1_000).view(-1, 1, 1, 1), torch.arange(1_000) % 10
+    source = from_arrays("x", images, labels if turns else labels.sort().values)
+    monkeypatch.setattr(online_knn, "open_stored", lambda *given: source)
+    recipe = load_recipe("demo", {"training.knn_images": 100})
+    knn = online_knn.OnlineKnn.of(recipe, source, torch.device("cpu"))
+    assert torch.equal(knn.queries.images, knn.bank.images)
+    assert torch.equal(knn.bank.images, images[spread_evenly(1_000, 100) if turns else torch.arange(0, 1_000, 10)])
+    assert len(knn.bank.labels.unique()) == 10
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".csv", ".parquet"])

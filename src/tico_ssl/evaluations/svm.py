@@ -19,7 +19,7 @@ from sklearn.utils.parallel import Parallel, delayed
 from torch import Tensor
 
 from tico_ssl.config.section import Section
-from tico_ssl.data.source import evenly_spaced
+from tico_ssl.data.source import spread_evenly
 from tico_ssl.evaluations._classification.settings import Positive, Rate
 from tico_ssl.evaluations._context import Context
 from tico_ssl.features.evidence import RESAMPLES, Scores, accuracies, resampled
@@ -54,7 +54,7 @@ class Config(Section):
     iterations: Positive = 2_000
     """Solver iterations, at most."""
     most_images: Positive | None = 5_011
-    """Training images, at most, evenly spaced (VOC2007 has 5,011). null: all."""
+    """Training images, at most, spread evenly (VOC2007 has 5,011). null: all."""
     whole: bool = True
     """Use the whole image (squash resize) instead of the central crop, since objects at the edge matter."""
 
@@ -88,7 +88,7 @@ def svm_precision(features: Features, config: Config, title: str | None = None, 
     )
     train, test = unit_length(features.train), unit_length(features.test)
     if config.most_images is not None:
-        chosen = evenly_spaced(len(train), config.most_images).numpy()
+        chosen = spread_evenly(len(train), config.most_images).numpy()
         train, targets = train[chosen], targets[chosen]
     possible = [
         i
