@@ -297,6 +297,17 @@ def test_images_of_several_classes_are_held_out_from_the_whole(several_labels):
     assert sorted(train.labels.tolist() + test.labels.tolist()) == sorted(labels.tolist())
 
 
+def test_a_class_of_one_image_is_not_tested():
+    """There would be nothing to recognise it by."""
+    labels = torch.tensor([0] * 20 + [1] * 20 + list(range(2, 32)))
+    source = from_arrays("x", torch.arange(70, dtype=torch.uint8).view(70, 1, 1, 1), labels)
+    train, test, *_ = splits(source, None, seed=0)
+    assert (len(train), len(test)) == (62, 8)
+    assert test.labels.bincount().tolist() == [4, 4]
+    with pytest.raises(UserError, match=r"^x: too few images to hold some out for a test$"):
+        splits(source.subset(torch.arange(40, 70)), None, seed=0)
+
+
 @pytest.mark.parametrize("protocol", ["knn", "linear"])
 def test_protocols_of_one_class_an_image_say_so(run, several_labels, protocol):
     with pytest.raises(UserError, match=f"^{protocol} needs one class per image; these images have several$"):
