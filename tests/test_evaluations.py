@@ -24,8 +24,9 @@ from tico_ssl.evaluations.rankme import rankme
 from tico_ssl.features.extraction import extract, needed_side, pixels
 from tico_ssl.features.frozen import Features
 from tico_ssl.features.knn import knn_predictions
+from tico_ssl.features.linear import probe
 from tico_ssl.features.regression import fit_linear, fit_linears, minimise
-from tico_ssl.features.settings import Voters
+from tico_ssl.features.settings import LinearConfig, Voters
 from tico_ssl.features.splits import splits
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.pipeline.packing import pack
@@ -295,6 +296,20 @@ def test_images_of_several_classes_are_held_out_from_the_whole(several_labels):
     assert (len(train), len(test)) == (16, 4)
     assert "held out" in how
     assert sorted(train.labels.tolist() + test.labels.tolist()) == sorted(labels.tolist())
+
+
+@pytest.mark.parametrize("decays", [(1e-3,), (1e-4, 1e-3)])
+def test_a_linear_probe_needs_two_training_images(decays):
+    def found(images, **settings):
+        train, labels = torch.eye(3, 8)[:images], torch.arange(3)[:images]
+        config = LinearConfig(weight_decays=decays, **settings)
+        return probe(Features(train, torch.eye(3, 8), labels, torch.arange(3)), config, torch.device("cpu"))
+
+    for images in (0, 1):
+        with pytest.raises(UserError, match=rf"^a linear classifier needs two training images or more, not {images}$"):
+            found(images)
+    assert found(2)["top1"] > 0
+    assert found(3, held_out=0.9)["top1"] > 0  # of three images, two are held out to choose by, not all
 
 
 def test_a_class_of_one_image_is_not_tested():
