@@ -78,6 +78,38 @@ def test_time_is_that_of_the_steps(three):
     assert (found["seconds"].value, found["images/s"].value) == (10.0, 200.0)
 
 
+def test_copies_and_repeats_of_a_seed_are_no_further_seeds(tmp_path):
+    """Three copies of a run would otherwise have an interval over seeds, of no width."""
+    folders = [made_run(tmp_path / name, 60.0) for name in ("a", "copy", "again")]
+    one, three = (comparison_of(read_records(some)) for some in (folders[:1], folders))
+    assert [cells[1:] for cells in three.rows] == [cells[1:] for cells in one.rows]
+    assert "copy, again: of the same recipe and seed as a, so not counted as further seeds." in three.notes
+    assert len(three.groups[0].records) == 3
+    more = [*folders, made_run(tmp_path / "other", 64.0, **{"training.seed": 1})]
+    (group,) = comparison_of(read_records(more)).groups
+    assert group.verdict.seeds == 2
+    assert group.number("knn", "top1_k20").values == [60.0, 64.0]
+
+
+def test_of_repeats_the_complete_run_counts(tmp_path):
+    stopped, whole = made_run(tmp_path / "x" / "run", epoch=1.0), made_run(tmp_path / "y" / "run", 60.0)
+    comparison = comparison_of(read_records([stopped, whole]))
+    assert row(comparison, "run")["seeds"].text == "1"
+    assert row(comparison, "run")["knn top1_k20"].text == "60.0"
+    assert "x/run: of the same recipe and seed as y/run, so not counted as further seeds." in comparison.notes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"training.keep_checkpoints": 3}, {"training.loggers": []}, {"data.store": "none"}, {"training.workers": 3}],
+)
+def test_settings_that_do_not_affect_weights_make_no_other_recipe(tmp_path, changes):
+    folders = [made_run(tmp_path / "a", 60.0), made_run(tmp_path / "b", 61.0, **{"training.seed": 1}, **changes)]
+    comparison = comparison_of(read_records(folders))
+    assert [cells[2].text for cells in comparison.rows] == ["2"]
+    assert comparison.differing_settings() == {}
+
+
 def test_what_differs_between_recipes_is_found_and_seeds_do_not_differ(three):
     assert comparison_of(read_records(three)).differing_settings() == {"method.rho": [8.0, 20.0]}
 

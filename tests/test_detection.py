@@ -348,6 +348,14 @@ BROKEN = {
     "needs a list called 'categories'": lambda root: change(root, lambda c: c.pop("categories")),
     "images[0] needs 'width'": lambda root: change(root, lambda c: c["images"][0].pop("width")),
     "bbox needs": lambda root: change(root, lambda c: c["annotations"][0].update(bbox=[1, 2, 3])),
+    "width and height, has [0, 0, 1000": lambda root: change(
+        root, lambda c: c["annotations"][0].update(bbox=[0, 0, 10**400, 1])
+    ),
+    "width and height, has [nan": lambda root: change(
+        root, lambda c: c["annotations"][0].update(bbox=[math.nan, 0, 1, 1])
+    ),
+    "width and height, has ['1'": lambda root: change(root, lambda c: c["annotations"][0].update(bbox=["1", 0, 1, 1])),
+    "iscrowd is 0 or 1, not '0'": lambda root: change(root, lambda c: c["annotations"][0].update(iscrowd="0")),
     "same id": lambda root: change(root, lambda c: c["images"][0].update(id=8)),
     "polygons or a run-length encoding": lambda root: change(
         root, lambda c: c["annotations"][0].update(segmentation="x")
@@ -365,6 +373,20 @@ def test_what_is_wrong_with_a_coco_folder_is_one_line(tmp_path, words):
     with pytest.raises(UserError) as error:
         open_pictures(root, seed=0)
     assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("area", [None, "big", math.nan, [4], pytest.param(10**400, id="huge")])
+def test_an_area_that_is_no_number_is_that_of_the_box(tmp_path, area):
+    root = write_coco(tmp_path / "coco", train=4, val=1)
+    change(root, lambda c: c["annotations"][0].update(bbox=[1, 2, 4, 5], area=area))
+    assert open_pictures(root, seed=0).train.pictures[0].instances[0].area == 20
+
+
+@pytest.mark.parametrize(("given", "crowd"), [(None, False), (0, False), (False, False), (1, True), (True, True)])
+def test_a_crowd_is_marked_by_one_or_true(tmp_path, given, crowd):
+    root = write_coco(tmp_path / "coco", train=4, val=1)
+    change(root, lambda c: c["annotations"][1].update(iscrowd=given))  # one of two objects
+    assert open_pictures(root, seed=0).train.pictures[1].instances[0].crowd is crowd
 
 
 def test_what_is_wrong_with_a_voc_folder_is_one_line(tmp_path):

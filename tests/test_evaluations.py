@@ -17,6 +17,7 @@ from tico_ssl.config.sections import BackboneConfig, DataConfig
 from tico_ssl.data.arrays import from_arrays
 from tico_ssl.data.decoding import decode
 from tico_ssl.data.formats.packed import open_packed
+from tico_ssl.data.source import spread_evenly
 from tico_ssl.data.sources import open_source
 from tico_ssl.evaluations import few_shot
 from tico_ssl.evaluations._context import open_context
@@ -35,7 +36,7 @@ from tico_ssl.pipeline.packing import pack
 from tico_ssl.results.record import SEEN, same_source, split_in_words
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime.errors import UserError
-from tico_ssl.training.online_knn import OnlineKnn
+from tico_ssl.training import online_knn
 
 
 def clusters(count, classes=4, width=6, seed=0):
@@ -314,6 +315,31 @@ def test_images_of_several_classes_are_held_out_from_the_whole(several_labels):
     assert sorted(train.labels.tolist() + test.labels.tolist()) == sorted(labels.tolist())
 
 
+@pytest.mark.parametrize("decays", [(1e-3,), (1e-4, 1e-3)])
+def test_a_linear_probe_needs_two_training_images(decays):
+    def found(images, **settings):
+        train, labels = torch.eye(3, 8)[:images], torch.arange(3)[:images]
+        config = LinearConfig(weight_decays=decays, **settings)
+        return probe(Features(train, torch.eye(3, 8), labels, torch.arange(3)), config, torch.device("cpu"))
+
+    for images in (0, 1):
+        with pytest.raises(UserError, match=rf"^a linear classifier needs two training images or more, not {images}$"):
+            found(images)
+    assert found(2)["top1"] > 0
+    assert found(3, held_out=0.9)["top1"] > 0  # of three images, two are held out to choose by, not all
+
+
+def test_a_class_of_one_image_is_not_tested():
+    """There would be nothing to recognise it by."""
+    labels = torch.tensor([0] * 20 + [1] * 20 + list(range(2, 32)))
+    source = from_arrays("x", torch.arange(70, dtype=torch.uint8).view(70, 1, 1, 1), labels)
+    train, test, *_ = splits(source, None, seed=0)
+    assert (len(train), len(test)) == (62, 8)
+    assert test.labels.bincount().tolist() == [4, 4]
+    with pytest.raises(UserError, match=r"^x: too few images to hold some out for a test$"):
+        splits(source.subset(torch.arange(40, 70)), None, seed=0)
+
+
 @pytest.mark.parametrize("protocol", ["knn", "linear"])
 def test_protocols_of_one_class_an_image_say_so(run, several_labels, protocol):
     with pytest.raises(UserError, match=f"^{protocol} needs one class per image; these images have several$"):
@@ -334,8 +360,21 @@ def test_several_labels_are_there_for_who_can_use_them(run, several_labels):
 def test_no_knn_between_epochs_on_several_labels(several_labels, folder_of_images):
     for place, expected in ((several_labels[0], False), (str(folder_of_images), True)):
         recipe = load_recipe("demo", {"data.source": place, "training.knn_every_epochs": 1})
-        knn = OnlineKnn.of(recipe, open_source(recipe.data), torch.device("cpu"))
+        knn = online_knn.OnlineKnn.of(recipe, open_source(recipe.data), torch.device("cpu"))
         assert (knn is not None) == expected
+
+
+@pytest.mark.parametrize("turns", [True, False])
+def test_knn_between_epochs_has_images_of_every_class(turns, monkeypatch):
+    """At equal distances, as in curves of earlier versions, unless that would miss classes, which take turns."""
+    images, labels = torch.arange(1_000).view(-1, 1, 1, 1), torch.arange(1_000) % 10
+    source = from_arrays("x", images, labels if turns else labels.sort().values)
+    monkeypatch.setattr(online_knn, "open_stored", lambda *given: source)
+    recipe = load_recipe("demo", {"training.knn_images": 100})
+    knn = online_knn.OnlineKnn.of(recipe, source, torch.device("cpu"))
+    assert torch.equal(knn.queries.images, knn.bank.images)
+    assert torch.equal(knn.bank.images, images[spread_evenly(1_000, 100) if turns else torch.arange(0, 1_000, 10)])
+    assert len(knn.bank.labels.unique()) == 10
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".csv", ".parquet"])

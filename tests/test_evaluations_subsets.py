@@ -1,5 +1,7 @@
 """Which images protocols with labels use: shares and numbers of every class, lists of names."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -82,3 +84,19 @@ def test_lists_that_do_not_fit(folder_of_images, tmp_path):
     file.write_text("a.png\n")
     with pytest.raises(UserError, match="1 of 1 names"):
         listed(arrays, file)
+
+
+def test_a_name_that_several_images_have_is_listed_with_its_folder(tmp_path):
+    names = [f"c{place // 2}/{place % 2:03}.jpg" for place in range(6)]
+    images = from_arrays("photos", torch.zeros(6, 3, 8, 8, dtype=torch.uint8), torch.arange(6) // 2)
+    source = replace(images, names=names.__getitem__)
+    file = tmp_path / "list.txt"
+    file.write_text("c1/000.jpg\n000.jpg\n")
+    several = r"list.txt: 000.jpg may be c0/000.jpg or c1/000.jpg of photos: list it with its folder$"
+    with pytest.raises(UserError, match=several):
+        listed(source, file)
+    file.write_text("c1/000.jpg\nc2/001.jpg\n")
+    assert listed(source, file).tolist() == [2, 5]
+    top = replace(images, names=["a.jpg", "b.jpg", "c1/a.jpg", "c.jpg", "d.jpg", "e.jpg"].__getitem__)
+    file.write_text("a.jpg\n")
+    assert listed(top, file).tolist() == [0]

@@ -16,6 +16,7 @@ from sklearn.svm import LinearSVC
 from tico_ssl import evaluate
 from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.data.formats.voc2007 import VOC_CLASSES
+from tico_ssl.data.source import spread_evenly
 from tico_ssl.evaluations import svm
 from tico_ssl.features.extraction import squashed
 from tico_ssl.features.frozen import Features
@@ -104,6 +105,33 @@ def test_hard_images_change_nothing_in_the_test():
     assert svm.svm_precision(Features(train, more[0], labels, more[1]), config) == first
 
 
+def test_labels_of_0_and_1_alone_are_absent_and_present():
+    """The usual coding; a 0 means difficult only beside -1, which may be in one of the splits."""
+    train, labels = features_of_voc(seed=0)
+    test, truths = features_of_voc(60, seed=1)
+    config = svm.Config(costs=(1.0,))
+    signs, bits = ([torch.where(y == 1, 1, absent) for y in (labels, truths)] for absent in (-1, 0))
+    expected = svm.svm_precision(Features(train, test, *signs), config)
+    assert expected["map"] < 99
+    assert svm.svm_precision(Features(train, test, *bits), config) == expected
+    assert all(
+        torch.equal(*pair) for pair in zip(Features(train, test, labels, bits[1]).raw_labels(), (labels, bits[1]))
+    )
+
+
+def test_a_class_that_all_rated_test_images_have_is_left_out():
+    """Any order of them has an average precision of 1."""
+    train, labels = features_of_voc(90)
+    test, truths = features_of_voc(60, seed=1)
+    config = svm.Config(costs=(1.0,))
+    common = truths.clone()
+    common[:, 0] = torch.where(truths[:, 0] == -1, 0, truths[:, 0])
+    found = svm.svm_precision(Features(train, test, labels, common), config)
+    assert found == svm.svm_precision(Features(train, test, labels[:, 1:], truths[:, 1:]), config)
+    with pytest.raises(UserError, match=r"^svm needs a class"):
+        svm.svm_precision(Features(train, test, labels[:, :1], common[:, :1]), config)
+
+
 def test_one_class_an_image_is_one_against_the_rest():
     generator = torch.Generator().manual_seed(0)
     centres = 5 * torch.eye(4, 8)
@@ -113,10 +141,11 @@ def test_one_class_an_image_is_one_against_the_rest():
     assert found == {"map": pytest.approx(100), "top1": 100.0}
 
 
-def test_most_images_are_drawn_evenly():
+def test_most_images_are_spread_evenly():
     train, labels = features_of_voc(90)
     config = svm.Config(costs=(1.0,), most_images=45)
-    some = Features(train[::2], train, labels[::2], labels)
+    places = spread_evenly(90, 45)
+    some = Features(train[places], train, labels[places], labels)
     assert svm.svm_precision(Features(train, train, labels, labels), config) == svm.svm_precision(some, config)
 
 
@@ -127,7 +156,9 @@ def test_a_class_with_too_few_images_is_left_out_and_none_is_an_error():
     config = svm.Config(costs=(1.0,))
     with_rare = Features(train, train, torch.cat([labels, rare], dim=1), torch.cat([labels, rare], dim=1))
     assert svm.svm_precision(with_rare, config) == svm.svm_precision(Features(train, train, labels, labels), config)
-    with pytest.raises(UserError, match=r"^svm needs a class with 3 training images"):
+    with pytest.raises(
+        UserError, match=r"^svm needs a class that 3 training images and a test image have, and as many do not"
+    ):
         svm.svm_precision(Features(train, train, rare, rare), config)
 
 

@@ -170,7 +170,8 @@ def test_decoding_is_bounded_by_the_ring(photos, small_batches, monkeypatch):
 def test_few_images_start_no_processes(photos, monkeypatch):
     monkeypatch.setattr(workers, "_Worker", lambda *given: pytest.fail("a process was started"))
     few = open_training(DataConfig(source=str(photos))).limited(batches.FEW)
-    assert len(extract(network(), few, CPU).places) == batches.FEW - 2
+    assert len(few) == batches.FEW
+    assert 0 < len(extract(network(), few, CPU).places) <= batches.FEW
 
 
 @pytest.mark.skipif(not workers.CAN_FORK, reason="no worker processes here")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +127,27 @@ def test_the_sentence_has_the_difference_its_interval_and_what_would_help():
     assert str(judged(-2, 6)).endswith(more)
     assert str(judged(-5, 5)).endswith("More test images, or several seeds, would tell.")  # any number of images may do
     assert str(judged(-9, -3)).startswith("Pretraining did not help, it harmed: linear top1 44.0 %")
+
+
+def advised(gain, low, high, images):
+    """The number of test images that an undecided verdict asks for."""
+    ends = {"differences": {"untrained": {"top1": [low, high]}}}
+    text = str(verdict([line("linear", "top1", 50.0 + gain, 50.0, images, **ends)]))
+    found = re.search(r"More test images \(about ([\d,]+) if", text)
+    return None if found is None else int(found[1].replace(",", ""))
+
+
+def test_advice_counts_the_side_of_the_interval_that_has_to_leave_0():
+    assert advised(4.0, -2.0, 6.0, 1_000) == 3_000  # 6 / 4 of the gain, squared: 2,250 images
+    assert advised(-4.0, -6.0, 2.0, 1_000) == 3_000
+    assert advised(6.0, 0.0, 8.0, 1_000) == 2_000  # more than there are, if only by one
+
+
+@given(st.floats(-20, 20), st.floats(-50, 0), st.floats(1, 50), st.integers(1, 10**6))
+def test_advice_asks_for_more_images_than_there_are(gain, low, high, images):
+    """Also of one or two, which a test may have."""
+    number = advised(gain, min(low, gain), max(high, gain), images)
+    assert number is None or number > images
 
 
 def test_one_declared_metric_decides_whatever_the_order():

@@ -5,10 +5,13 @@ import pickle
 import tarfile
 import warnings
 from dataclasses import replace
+from zlib import crc32
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import Dataset
 
@@ -16,12 +19,13 @@ from test_plain_images import jpeg, photograph
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.arrays import from_arrays, from_dataset
 from tico_ssl.data.decoding import Reading, decode
+from tico_ssl.data.fingerprint import glance
 from tico_ssl.data.formats import dataset
 from tico_ssl.data.formats.textures import CLASSES
 from tico_ssl.data.formats.torchvision import SETS
 from tico_ssl.data.given import as_source
 from tico_ssl.data.names import SUFFIXES
-from tico_ssl.data.source import Source, joined
+from tico_ssl.data.source import Source, evenly_spaced, joined, spread_evenly
 from tico_ssl.data.sources import open_source
 from tico_ssl.pipeline.packing import pack
 from tico_ssl.runtime.errors import UserError
@@ -595,6 +599,31 @@ def test_a_limit_is_spread_evenly(tmp_path):
     odd = source(tmp_path / "x.npz", limit=43)
     assert len(odd) == 43
     assert set(torch.bincount(odd.labels).tolist()) == {4, 5}
+
+
+@pytest.mark.parametrize("classes", [2, 10])
+def test_a_limit_has_every_class_where_classes_take_turns(classes):
+    """Images at equal distances would all be of one class."""
+    labels = torch.arange(2_000) % classes
+    found = from_arrays("x", torch.zeros(2_000, 1, 1, 1, dtype=torch.uint8), labels).limited(200).labels
+    assert torch.bincount(found).min() > 100 / classes
+
+
+@given(st.integers(0, 500), st.integers(0, 500))
+def test_one_image_is_drawn_from_each_of_equal_parts(count, most):
+    places, begins = spread_evenly(count, most), evenly_spaced(count, most)
+    assert torch.equal(places, spread_evenly(count, most))
+    assert len(places) == min(count, most)
+    assert bool((begins <= places).all())
+    assert bool((places < torch.tensor([*begins[1:].tolist(), count])[: len(begins)]).all())
+
+
+def test_what_a_run_remembers_of_its_images_stays_between_versions():
+    """Other places would refuse to resume every run of an earlier version."""
+    source = Source("x", 2_000, lambda i: torch.zeros(1), content=lambda i: b"%d " % i)
+    found = glance(source)
+    assert found["names"] == crc32("\0".join(str(i) for i in range(0, 2_000, 2)).encode())
+    assert found["content"] == crc32(b"".join(b"%d " % (i * 2_000 // 64) for i in range(64)))
 
 
 def test_a_limit_takes_different_images(tmp_path):

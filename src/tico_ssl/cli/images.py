@@ -68,13 +68,13 @@ def _training(source: str, images: int, report: "CheckReport", channels: int) ->
     from tico_ssl.config.sections import DataConfig
     from tico_ssl.data.bad_files import SAMPLE
     from tico_ssl.data.checking import recommended
-    from tico_ssl.data.source import evenly_spaced
+    from tico_ssl.data.source import spread_evenly
 
     bad = {place for place in report.bad_places if place < images}
     if (good := images - len(bad)) < FEWEST:
         return f"add images: a batch needs at least {FEWEST}, and {good} can be read"
     recipe, *overrides = recommended(good, report.side, channels)
-    tried = evenly_spaced(images, SAMPLE).tolist()  # by a run, before it starts
+    tried = spread_evenly(images, SAMPLE).tolist()  # by a run, before it starts
     if (share := len(bad.intersection(tried)) / len(tried)) > DataConfig().most_bad:
         overrides.append(f"data.most_bad={math.ceil(100 * share) / 100}")
     return command("pretrain", recipe, "--data", source, *overrides)

@@ -72,7 +72,7 @@ class DataConfig(Section):
     on_gpu: bool = True
     """Keep images on the GPU if they take less than two fifths of its free memory."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """Train on this number of images, evenly spaced in the data set (textures: generate this number); default: all."""
+    """Train on this number of images, spread over the data set (textures: generate this number); default: all."""
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Fraction of the training images, of every class, that a run does not see and is evaluated by instead of the test
     images: to choose settings without looking at these. The same images for every seed."""

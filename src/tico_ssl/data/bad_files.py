@@ -109,7 +109,7 @@ def in_order(pool: ThreadPoolExecutor, work: Callable[[S], T], items: Iterable[S
 
 
 def survey(source: Source, most_bad: float, bad: BadFiles, workers: int) -> None:
-    """Try a sample of a source's files, evenly spaced, and raise if too many are bad. Processes share the work."""
+    """Try a sample of a source's files, spread evenly, and raise if too many are bad. Processes share the work."""
     if source.images is not None:
         return
     sample = source.limited(SAMPLE)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from tico_ssl.data.decoding import BadImage
-from tico_ssl.data.source import Source
+from tico_ssl.data.source import Source, evenly_spaced
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import write_atomically
 
@@ -52,8 +52,12 @@ def require_same_images(source: Source, file: Path) -> None:
         )
 
 
+def _some(source: Source, most: int) -> Source:
+    return source.subset(evenly_spaced(len(source), most))
+
+
 def _of_names(source: Source) -> int:
-    chosen = source.limited(SOME_NAMES)
+    chosen = _some(source, SOME_NAMES)
     return crc32("\0".join(chosen.names(i) for i in range(len(chosen))).encode(errors="surrogatepass"))
 
 
@@ -63,7 +67,7 @@ def _of_content(source: Source) -> int | None:
         for places in torch.arange(len(source)).split(PIECE):
             found = crc32(source.take(places).contiguous().numpy().data, found)
         return found
-    chosen = source.limited(FEW_IMAGES)
+    chosen = _some(source, FEW_IMAGES)
     for i in chosen.places():
         if source.images is not None:
             found = crc32(chosen.fetch(i).contiguous().numpy().data, found)

@@ -1,6 +1,7 @@
 """What a sample of the images says about all of them: the range of values deeper than eight bits, mean and deviation.
 
-Samples are evenly spaced, so the same images give the same numbers; of large images every n-th pixel counts.
+Samples are spread evenly, always in the same way, so the same images give the same numbers; of large images every n-th
+pixel counts.
 """
 
 from collections.abc import Iterator

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tico_ssl.data.depth import Scaling
+from tico_ssl.runtime.randomness import named_generator
 
 Split = Literal["train", "test", "val"]  # val is asked of data that have one, and of nothing else
 T = TypeVar("T")
@@ -111,10 +112,10 @@ class Source:
         )
 
     def limited(self, limit: int | None) -> "Source":
-        """At most `limit` images, evenly spaced, so that files sorted by class keep every class."""
+        """At most `limit` images, spread evenly, so that files sorted by class keep every class."""
         if limit is None or limit >= self.count:
             return self
-        return self.subset(evenly_spaced(self.count, limit))
+        return self.subset(spread_evenly(self.count, limit))
 
     def fingerprint(self) -> str | None:
         """A digest of these images in this order. None if they have no identity: then nothing computed from them can be
@@ -143,8 +144,18 @@ def joint_digest(digests: Sequence[str | None]) -> str | None:
     return None if None in digests else hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:16]
 
 
+def spread_evenly(count: int, most: int) -> Tensor:
+    """Places of at most so many of `count` images in an order that may be sorted by class: one of each of as many equal
+    parts, drawn at random, since those at equal distances may all be of one class where classes take turns. The same
+    numbers give the same places."""
+    begins = evenly_spaced(count, most)
+    ends = torch.cat([begins[1:], torch.tensor([count])])[: len(begins)]
+    drawn = torch.rand(len(begins), generator=named_generator(0, "sample"), dtype=torch.float64)
+    return begins + (drawn * (ends - begins)).long()
+
+
 def evenly_spaced(count: int, most: int) -> Tensor:
-    """Places of at most so many of `count` images in an order that may be sorted by class."""
+    """Places of at most so many of `count` images at equal distances, for what must stay as earlier versions had it."""
     chosen = min(count, most)
     return torch.arange(chosen) * count // max(1, chosen)
 

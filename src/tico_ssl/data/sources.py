@@ -138,7 +138,7 @@ def _open(source: str, config: DataConfig, split: Split, reading: Reading) -> So
 
 def _require_classes(labels: Tensor, source: str) -> None:
     """Class numbers index rows of classifiers and counts of votes: they are small and not negative. With several labels
-    per image, they say absent (-1 or 0), difficult (0) or present (1)."""
+    per image, they say absent (-1), difficult (0) or present (1), or only absent (0) or present (1)."""
     most = max(MOST_CLASSES, len(labels)) - 1
     low, high, kind = (0, most, "class numbers") if labels.ndim == 1 else (-1, 1, "labels by class")
     wrong = ((labels < low) | (labels > high)).nonzero()

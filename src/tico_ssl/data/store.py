@@ -256,7 +256,7 @@ def _same_pixels(records: np.ndarray, shorter: int | None) -> np.ndarray:
 
 
 def estimated_bytes(source: Source) -> int:
-    """All images, decoded, from a few that are evenly spaced."""
+    """All images, decoded, from a few that are spread evenly."""
     sample, sizes = source.limited(SAMPLED), []
     for place in range(len(sample)):
         with suppress(BadImage):

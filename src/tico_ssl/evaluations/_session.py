@@ -171,7 +171,7 @@ class Session:
 
 
 def quick_look(context: Context) -> Context:
-    """Some of the images, evenly spaced. Results say so, wherever they go."""
+    """Some of the images, spread evenly. Results say so, wherever they go."""
 
     def some(train: Source, test: Source) -> tuple[Source, Source]:
         return train.limited(QUICK_TRAIN), test.limited(QUICK_TEST)

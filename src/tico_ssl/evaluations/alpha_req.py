@@ -23,7 +23,7 @@ class Config(Section):
     """Range of the power-law fit."""
 
     images: Annotated[int, Field(ge=2)] = 25_600
-    """Training images, at most, evenly spaced."""
+    """Training images, at most, spread evenly."""
     first: Annotated[int, Field(ge=1)] = 5
     """Index of the first eigenvalue of the fit, from 1: the largest few follow no power law."""
     last: Annotated[int, Field(ge=2)] | None = None

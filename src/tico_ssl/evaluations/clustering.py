@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from tico_ssl.config.section import Section
-from tico_ssl.data.source import evenly_spaced
+from tico_ssl.data.source import spread_evenly
 from tico_ssl.evaluations._classification.settings import Positive
 from tico_ssl.evaluations._context import Context
 from tico_ssl.features.evidence import Evidence, Scores, resampled
@@ -41,7 +41,7 @@ class Config(Section):
     unit_length: bool = True
     """Normalise features to unit length first."""
     images: Positive = 50_000
-    """Test images, at most, evenly spaced."""
+    """Test images, at most, spread evenly."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the initialisations."""
 
@@ -54,7 +54,7 @@ def run(context: Context, config: Config) -> Result:
     for name in context.representations:
         features = context.features(name)
         _, labels = features.labels()
-        places = evenly_spaced(len(labels), config.images)
+        places = spread_evenly(len(labels), config.images)
         chosen, truth = features.test[places], labels[places].numpy()
         numbers[name] = agreement(cluster(chosen, len(np.unique(truth)), config, f"{context.protocol} {name}"), truth)
     return context.result(config, numbers, perf_counter() - begun)

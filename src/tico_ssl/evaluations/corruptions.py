@@ -45,7 +45,7 @@ class Config(Section):
     kinds: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] = tuple(STRENGTHS)
     """Corruption types."""
     images: Positive = 500
-    """Test images, at most, evenly spaced; each is corrupted in every type and severity."""
+    """Test images, at most, spread evenly; each is corrupted in every type and severity."""
     k: Positive = 20
     """Neighbours of the kNN classifier (temperature 0.07)."""
     weight_decay: Rate = 1e-3

@@ -20,7 +20,7 @@ class Config(Section):
     """Settings of RankMe."""
 
     images: Annotated[int, Field(ge=2)] = 25_600
-    """Training images, at most, evenly spaced."""
+    """Training images, at most, spread evenly."""
 
 
 def run(context: Context, config: Config) -> Result:

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from tico_ssl.config.section import Section
-from tico_ssl.data.source import evenly_spaced
+from tico_ssl.data.source import spread_evenly
 from tico_ssl.evaluations._classification.settings import Positive
 from tico_ssl.evaluations._context import Context
 from tico_ssl.features.evidence import Scores, means
@@ -34,7 +34,7 @@ class Config(Section):
     ks: Annotated[tuple[Positive, ...], Field(min_length=1, strict=False)] = (1, 5, 10)
     """Values of k for precision and recall at k."""
     queries: Positive = 10_000
-    """Test images as queries, at most, evenly spaced; each ranks all training images."""
+    """Test images as queries, at most, spread evenly; each ranks all training images."""
 
 
 def run(context: Context, config: Config) -> Result:
@@ -58,7 +58,7 @@ def retrieved(
     possible = (members[asked] > 0).nonzero().ravel()
     if len(possible) == 0:
         raise UserError("retrieval needs a class that training and test images share; there is none")
-    possible = possible[evenly_spaced(len(possible), config.queries)]
+    possible = possible[spread_evenly(len(possible), config.queries)]
     bank, labels, members = features.train.to(device), labels.to(device), members.to(device)
     lengths = bank.norm(dim=1).clamp_min(1e-12)
     parts = possible.split(max(1, SIMILARITIES // len(bank)))

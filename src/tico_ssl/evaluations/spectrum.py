@@ -29,7 +29,7 @@ class Config(Section):
     """Images, and points of the curve."""
 
     images: Annotated[int, Field(ge=2)] = 25_600
-    """Training images, at most, evenly spaced."""
+    """Training images, at most, spread evenly."""
     points: Annotated[int, Field(ge=2)] = 48
     """Eigenvalues kept in the result for plotting, evenly spaced on a logarithmic axis."""
 

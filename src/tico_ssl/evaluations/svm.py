@@ -19,7 +19,7 @@ from sklearn.utils.parallel import Parallel, delayed
 from torch import Tensor
 
 from tico_ssl.config.section import Section
-from tico_ssl.data.source import evenly_spaced
+from tico_ssl.data.source import spread_evenly
 from tico_ssl.evaluations._classification.settings import Positive, Rate
 from tico_ssl.evaluations._context import Context
 from tico_ssl.features.evidence import RESAMPLES, Scores, accuracies, resampled
@@ -54,7 +54,7 @@ class Config(Section):
     iterations: Positive = 2_000
     """Solver iterations, at most."""
     most_images: Positive | None = 5_011
-    """Training images, at most, evenly spaced (VOC2007 has 5,011). null: all."""
+    """Training images, at most, spread evenly (VOC2007 has 5,011). null: all."""
     whole: bool = True
     """Use the whole image (squash resize) instead of the central crop, since objects at the edge matter."""
 
@@ -88,13 +88,16 @@ def svm_precision(features: Features, config: Config, title: str | None = None, 
     )
     train, test = unit_length(features.train), unit_length(features.test)
     if config.most_images is not None:
-        chosen = evenly_spaced(len(train), config.most_images).numpy()
+        chosen = spread_evenly(len(train), config.most_images).numpy()
         train, targets = train[chosen], targets[chosen]
-    possible = [i for i in range(classes) if _enough(targets[:, i], config.folds) and (truths[:, i] == PRESENT).any()]
+    possible = [
+        i
+        for i, (target, truth) in enumerate(zip(targets.T, truths.T, strict=True))
+        if _both(target == PRESENT, config.folds) and _both(truth[truth != HARD] == PRESENT, 1)
+    ]
     if not possible:
-        raise UserError(
-            f"svm needs a class with {counted(config.folds, 'training image')} and a test image; there is none"
-        )
+        several = counted(config.folds, "training image")
+        raise UserError(f"svm needs a class that {several} and a test image have, and as many do not; there is none")
     sound = map(unsealed, read_json_lines(kept) if kept is not None else [])
     done = {line["class"]: line for line in sound if line is not None}
     waiting = [i for i in possible if i not in done]
@@ -175,6 +178,6 @@ def make_svm(cost: float, config: Config) -> LinearSVC:
     return LinearSVC(C=cost, class_weight=weights, max_iter=config.iterations, tol=1e-4, dual="auto", random_state=0)
 
 
-def _enough(target: np.ndarray, folds: int) -> bool:
-    """Whether every fold can have positive and negative images."""
-    return min(int((target == PRESENT).sum()), int((target != PRESENT).sum())) >= folds
+def _both(present: np.ndarray, least: int) -> bool:
+    """Whether there are so many positive and so many negative images: each fold needs one, and so does the test."""
+    return min(int(present.sum()), int((~present).sum())) >= least

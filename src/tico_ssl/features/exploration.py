@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from tico_ssl.data.given import Given
-from tico_ssl.data.source import Source, evenly_spaced
+from tico_ssl.data.source import Source, spread_evenly
 from tico_ssl.data.sources import required, shown
 from tico_ssl.data.stored import open_stored
 from tico_ssl.features.cache import FeatureCache
@@ -128,8 +128,8 @@ def _nearest(queries: Tensor, bank: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _filling(extracted: Extracted, wanted: int) -> Tensor:
-    """Evenly spaced indices of training images that fill the map up to the wanted number of points."""
-    return evenly_spaced(len(extracted.places), max(0, wanted))
+    """Indices of training images, spread evenly, that fill the map up to the wanted number of points."""
+    return spread_evenly(len(extracted.places), max(0, wanted))
 
 
 def _confusion(of_bank: Extracted, bank: Source, of_test: Extracted, asked: Source) -> np.ndarray:
@@ -176,7 +176,7 @@ def project(features: np.ndarray) -> tuple[np.ndarray, str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # UMAP warns that a seed means one thread
             return umap.UMAP(random_state=0).fit_transform(reduced), f"by UMAP of {dimensions} principal components"
-    marks = evenly_spaced(count, LANDMARKS).numpy()
+    marks = spread_evenly(count, LANDMARKS).numpy()
     perplexity = min(30.0, (len(marks) - 1) / 3)
     tsne = TSNE(2, perplexity=perplexity, max_iter=500, init="pca", angle=ANGLE, random_state=0)
     # Its threads wait for each other: with one for every core, up to three times as long where others use these too.

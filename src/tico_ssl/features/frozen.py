@@ -20,7 +20,8 @@ Note = Callable[[str, Source, Tensor], None]
 class Features:
     """Features of the training and the test images under one representation.
 
-    Labels are one class per image (N), or several (N, classes): 1 present, -1 absent, 0 difficult.
+    Labels are one class per image (N), or several (N, classes): 1 present, -1 absent, and 0 difficult, or absent if
+    neither split has a -1.
     """
 
     train: Tensor
@@ -54,10 +55,13 @@ class Features:
         return numbers, torch.where(present[places] == test, places, -1)
 
     def raw_labels(self, wanted_by: str = "this evaluation") -> tuple[Tensor, Tensor]:
-        """The labels, one or several per image; a UserError where there are none."""
-        if self.train_labels is None or self.test_labels is None:
+        """The labels, one or several per image; a UserError where there are none. Of several, -1 is always absent."""
+        train, test = self.train_labels, self.test_labels
+        if train is None or test is None:
             raise UserError(f"{wanted_by} needs labels: class folders, or a data set with labels (see --data)")
-        return self.train_labels, self.test_labels
+        if train.ndim == test.ndim == 2 and not any(bool((labels < 0).any()) for labels in (train, test)):
+            train, test = (labels.where(labels > 0, -1) for labels in (train, test))
+        return train, test
 
 
 def frozen_features(

@@ -10,6 +10,7 @@ from tico_ssl.features.frozen import Features
 from tico_ssl.features.regression import fit_linear, fit_linears
 from tico_ssl.features.scores import top_accuracies
 from tico_ssl.features.settings import LinearConfig
+from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.randomness import generator
 
 
@@ -54,6 +55,8 @@ def fit_probe(
 ) -> Probe:
     """The classifier of these training images with the best weight decay: on validation images, given as features and
     labels, or else on training images that are held out for the choice."""
+    if len(features) < 2:
+        raise UserError(f"a linear classifier needs two training images or more, not {len(features)}")
     mean, std = features.mean(0), features.std(0).clamp_min(1e-6)
     features = (features - mean) / std
     if validation is None:
@@ -67,7 +70,7 @@ def _best_decay(train: Tensor, labels: Tensor, config: LinearConfig) -> float:
     if len(config.weight_decays) == 1:
         return config.weight_decays[0]
     order = torch.randperm(len(train), generator=generator(config.seed, "probe")).to(train.device)
-    held = max(1, round(config.held_out * len(train)))
+    held = min(len(train) - 1, max(1, round(config.held_out * len(train))))
     out, kept = order[:held], order[held:]
     return _best_on((train[kept], labels[kept]), (train[out], labels[out]), config, int(labels.max()) + 1)
 

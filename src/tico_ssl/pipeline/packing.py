@@ -22,7 +22,7 @@ from torch import Tensor
 from tico_ssl.data.bad_files import in_order
 from tico_ssl.data.decoding import BadImage, open_file, picture_size
 from tico_ssl.data.formats.packed import MAGIC, PAGE, PLAIN, PREAMBLE, SPLIT, SUFFIX, first_page, refusing, require
-from tico_ssl.data.source import Reduced, Source, evenly_spaced
+from tico_ssl.data.source import Reduced, Source, spread_evenly
 from tico_ssl.data.splits import Part, together
 from tico_ssl.runtime.device import one_thread
 from tico_ssl.runtime.locks import locked
@@ -163,7 +163,7 @@ def largest_side(source: Source) -> int:
 
 
 def _stored_sides(source: Source) -> list[int]:
-    places = evenly_spaced(len(source), SAMPLE).tolist()
+    places = spread_evenly(len(source), SAMPLE).tolist()
     return [side for place in places if (side := _stored_side(source, place)) is not None]
 
 

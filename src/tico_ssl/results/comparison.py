@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tico_ssl.results.metrics import USUAL, Quantity, all_of_each, first_of_each
 from tico_ssl.results.ranking import Contender, lead
 from tico_ssl.results.reading import failures, is_study, read_records, runs_among, some
 from tico_ssl.results.record import SEEN, Numbers, Record
-from tico_ssl.results.run_folder import flattened
+from tico_ssl.results.run_folder import MAY_CHANGE, flattened
 from tico_ssl.results.statistics import Spread
 from tico_ssl.results.table import Cell, Sheet, print_table, with_interval
 from tico_ssl.results.verdict import Verdict, collapse_verdict, images_tested, in_order, rank, verdict_over_seeds
@@ -22,12 +23,13 @@ from tico_ssl.runtime.progress import console
 
 ONLINE_KNN = "online kNN"
 GAIN = "gain"
+SEED = "training.seed"
 COMPARABLE = ("settings", "data")  # of an evaluation, without which numbers do not compare
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ only in their seed: one row."""
+    """Runs of one recipe, which differ in their seed: one row."""
 
     name: str
     records: list[Record]
@@ -37,9 +39,31 @@ class Group:
         """The run whose recipe represents the group."""
         return self.records[0]
 
+    @cached_property
+    def by_seed(self) -> dict[int, Record]:
+        """One run of each seed, the most complete one: a copy or a repeat of a run is no independent sample."""
+        found: dict[int, Record] = {}
+        for record in self.records:
+            seed = _seed(record)
+            found[seed] = max(found.get(seed, record), record, key=lambda one: (one.finished, len(one.current_results)))
+        return found
+
+    @property
+    def repeats(self) -> dict[str, list[str]]:
+        """Names of the other runs, by that of the run of their seed."""
+        found: dict[str, list[str]] = {}
+        for record in self.records:
+            if (chosen := self.by_seed[_seed(record)]) is not record:
+                full = chosen.name == record.name
+                of, name = (
+                    f"{one.run.folder.parent.name}/{one.name}" if full else one.name for one in (chosen, record)
+                )
+                found.setdefault(of, []).append(name)
+        return found
+
     def spread(self, value: Callable[[Record], float | None]) -> Spread | None:
-        """Mean and standard deviation over the runs that have a value."""
-        found = [number for record in self.records if (number := value(record)) is not None]
+        """Mean and standard deviation over the seeds that have a value."""
+        found = [number for record in self.by_seed.values() if (number := value(record)) is not None]
         return Spread.of(found) if found else None
 
     @property
@@ -50,13 +74,13 @@ class Group:
     @property
     def verdict(self) -> Verdict | None:
         """Did pretraining help: over its seeds, or over test images."""
-        return verdict_over_seeds([[*record.current_results.values()] for record in self.records])
+        return verdict_over_seeds([[*record.current_results.values()] for record in self.by_seed.values()])
 
     def contender(self, by: Quantity) -> Contender | None:
         """The group as one of several to be ranked by a metric; None if it was not measured."""
         lines = {
-            seed if isinstance(seed := record.setting("training.seed"), int) else -place: line
-            for place, record in enumerate(self.records, start=1)
+            seed: line
+            for seed, record in self.by_seed.items()
             if (line := record.current_results.get(by.protocol)) is not None
             and by.name in line["numbers"].get("trained", {})
         }
@@ -168,8 +192,14 @@ def grouped(records: Sequence[Record]) -> list[Group]:
 
 def recipe_settings(record: Record) -> dict[str, Any]:
     """The recipe as flat keys and values, without those that do not affect results, and without the seed."""
-    silent = ("description", "training.seed", "training.log_every_steps", "training.workers", "training.checkpoint")
+    silent = (*MAY_CHANGE, SEED)
     return {key: value for key, value in flattened(record.recipe).items() if not key.startswith(silent)}
+
+
+def _seed(record: Record) -> int:
+    """The seed of a run. Those of damaged recipes, which have none, count as one."""
+    seed = record.setting(SEED)
+    return seed if isinstance(seed, int) else -1
 
 
 def _name(members: list[Record]) -> str:
@@ -179,8 +209,9 @@ def _name(members: list[Record]) -> str:
 
 def _row(group: Group, shown: Sequence[Quantity], columns: Mapping[str, Sequence[str]], on_the_way: bool) -> list[Cell]:
     record = group.first
-    done = sum(member.finished for member in group.records)
-    seeds = str(done) if done == len(group.records) else f"{done} of {len(group.records)}"
+    members = group.by_seed.values()
+    done = sum(member.finished for member in members)
+    seeds = str(done) if done == len(members) else f"{done} of {len(members)}"
     cells = [Cell(group.name), Cell(str(record.setting("method.name", ""))), Cell(seeds, float(done))]
     cells.append(_rounded(group.spread(lambda member: member.epoch), ".4g"))
     cells.append(_rounded(group.seconds, ",.0f"))
@@ -195,9 +226,7 @@ def _row(group: Group, shown: Sequence[Quantity], columns: Mapping[str, Sequence
     if by is not None:
         cells.append(Cell("" if judged is None else judged.outcome))
     words = [
-        collapse_verdict(member.logged[-1], member.current_results.values())
-        for member in group.records
-        if member.logged
+        collapse_verdict(member.logged[-1], member.current_results.values()) for member in members if member.logged
     ]
     return [*cells, Cell(in_a_word(words))]
 
@@ -241,6 +270,9 @@ def _notes(records: Sequence[Record], shown: Sequence[Quantity], groups: Sequenc
             notes.append(f"{record.name} is {record.state}.")
         elif record.results and not record.current_results:
             notes.append(f"{record.name}: its results belong to an earlier checkpoint: evaluate it again.")
+    for group in groups:
+        for of, others in group.repeats.items():
+            notes.append(f"{some(others)}: of the same recipe and seed as {of}, so not counted as further seeds.")
     protocols = list(dict.fromkeys(one.protocol for one in shown))
     if (by := headline_of(shown)) is not None and not any(_differ(records, by.protocol, w) for w in COMPARABLE):
         found = lead(by, [one for group in groups if (one := group.contender(by)) is not None])

@@ -40,7 +40,8 @@ MAY_CHANGE = (
     "training.keep_",
     "training.checkpoint_",
 )
-"""Settings that do not affect the weights, by the beginning of their names: a resumed run may have others."""
+"""Settings that do not affect the weights, by the beginning of their names: a resumed run may have others, and so may
+runs of one recipe in a table."""
 LONGER = "training.epochs"  # may grow: a run is trained longer
 
 

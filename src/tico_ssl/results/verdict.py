@@ -136,11 +136,12 @@ class Verdict:
             return "More seeds would tell."
         if self.interval is None:
             return "Several seeds would give one."
-        reach = (self.interval[1] - self.interval[0]) / 2
+        low, high = self.interval
+        reach = self.gain - low if self.gain > 0 else high - self.gain  # on the side of 0
         factor = (reach / self.gain) ** 2 if self.gain else MOST_FACTOR + 1
         if self.images is None or factor > MOST_FACTOR:
             return "More test images, or several seeds, would tell."
-        number = f"about {_roughly(factor * self.images):,} if the difference stays"
+        number = f"about {_roughly(max(factor * self.images, self.images + 1)):,} if the difference stays"
         return f"More test images ({number}), or several seeds, would tell."
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from tico_ssl.config.recipe import Recipe
 from tico_ssl.config.views import shorter_side
-from tico_ssl.data.source import Source
+from tico_ssl.data.source import Source, evenly_spaced
 from tico_ssl.data.stored import open_stored
 from tico_ssl.features import linear
 from tico_ssl.features.extraction import Extracted, extract
@@ -46,9 +46,8 @@ class OnlineKnn:
         bank, queries, *_ = splits(source, test, settings.seed)
         if not _classified(queries):
             return None
-        return cls(
-            bank.limited(settings.knn_images), queries.limited(settings.knn_images), device, settings.linear_probe
-        )
+        bank, queries = (_some(source, settings.knn_images) for source in (bank, queries))
+        return cls(bank, queries, device, settings.linear_probe)
 
     def measure(self, backbone: nn.Module) -> dict[str, float]:
         """Accuracy in per cent, for the metrics."""
@@ -65,6 +64,16 @@ class OnlineKnn:
 
     def _extract(self, backbone: Backbone, source: Source, label: str, kept: KeptBatches) -> Extracted:
         return extract(backbone, source, self.device, label, together=True, batches=kept)
+
+
+def _some(source: Source, most: int) -> Source:
+    """At equal distances, as in curves of earlier versions; but spread at random where that would miss classes, which
+    take turns."""
+    some = source.subset(evenly_spaced(len(source), most))
+    assert source.labels is not None
+    assert some.labels is not None
+    missed = len(some.labels.unique()) < min(len(some), len(source.labels.unique()))
+    return source.limited(most) if missed else some
 
 
 def _classified(source: Source) -> bool:

@@ -35,7 +35,7 @@ def number_of_each(labels: Tensor, number: int, draw: int, seed: int) -> Tensor:
 
 
 def listed(source: Source, path: str | Path) -> Tensor:
-    """Indices of the images named in a text file, one per line, with or without folders."""
+    """Indices of the images named in a text file, one per line, with folders or, where that says which, without."""
     path = Path(path).expanduser()
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()]
@@ -44,8 +44,14 @@ def listed(source: Source, path: str | Path) -> Tensor:
     wanted = dict.fromkeys(line for line in lines if line)
     if not wanted:
         raise UserError(f"{path}: names no images")
-    names = [source.names(place) for place in range(len(source))]
-    known = {PurePath(name).name: place for place, name in enumerate(names)} | {n: i for i, n in enumerate(names)}
+    whole: dict[str, list[int]] = {}
+    without_folders: dict[str, list[int]] = {}
+    for place in range(len(source)):
+        name = source.names(place)
+        for places, form in ((whole, name), (without_folders, PurePath(name).name)):
+            if form in wanted:
+                places.setdefault(form, []).append(place)
+    known = without_folders | whole
     missing = [name for name in wanted if name not in known]
     if missing:
         images = counted(len(source), "training image")
@@ -53,4 +59,9 @@ def listed(source: Source, path: str | Path) -> Tensor:
             f"{path}: {len(missing):,} of {len(wanted):,} names are not among the {images} of "
             f"{source.name}, for example {printable(missing[0])}"
         )
-    return torch.tensor(sorted({known[name] for name in wanted}))
+    if several := next((name for name in wanted if len(known[name]) > 1), None):
+        one, other = (printable(source.names(place)) for place in known[several][:2])
+        raise UserError(
+            f"{path}: {printable(several)} may be {one} or {other} of {source.name}: list it with its folder"
+        )
+    return torch.tensor(sorted({known[name][0] for name in wanted}))

@@ -1,6 +1,7 @@
 """Data in COCO's format: annotations/instances_train2017.json with train2017/, or train/_annotations.coco.json, or one
 file for all images, annotations.json. Its categories may be any."""
 
+import math
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 from tico_ssl.data.listings import read_json
 from tico_ssl.evaluations._detection.pictures import Instance, Listing, Picture, Pictures
+from tico_ssl.results.record import is_number
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.printing import printable
 
@@ -97,16 +99,24 @@ def _read(file: Path, content: Any, labels: dict[int, int]) -> list[Picture]:
 
 def _instance(file: Path, row: dict[str, Any], label: int) -> Instance:
     box = row["bbox"]
-    if len(box) != 4 or not all(isinstance(value, int | float) for value in box):
+    if len(box) != 4 or not all(map(_is_finite, box)):
         raise UserError(f"{file}: annotation {row.get('id')}: bbox needs left, top, width and height, has {box}")
     left, top, width, height = map(float, box)
-    area = row.get("area", width * height)
+    area, crowd = row.get("area"), row.get("iscrowd")
+    if crowd not in (0, 1, None):  # the text "0" would count as true
+        raise UserError(f"{file}: annotation {row.get('id')}: iscrowd is 0 or 1, not {crowd!r}")
     outline = row.get("segmentation") or None
     if isinstance(outline, list):  # a polygon needs three corners to have an area
         outline = [ring for ring in outline if isinstance(ring, list) and len(ring) >= 6 and len(ring) % 2 == 0] or None
     elif outline is not None and not (isinstance(outline, dict) and {"counts", "size"} <= outline.keys()):
         raise UserError(f"{file}: annotation {row.get('id')}: segmentation needs polygons or a run-length encoding")
-    return Instance(label, (left, top, left + width, top + height), outline, float(area), bool(row.get("iscrowd")))
+    size = float(area) if _is_finite(area) else width * height
+    return Instance(label, (left, top, left + width, top + height), outline, size, bool(crowd))
+
+
+def _is_finite(value: Any) -> bool:
+    """A number that can be computed with; JSON has integers of any size, and NaN."""
+    return is_number(value) and math.isfinite(value)
 
 
 def _image_folder(file: Path, images: list[dict[str, Any]]) -> Path:

@@ -11,7 +11,7 @@ class ViewSettings(Section):
     """Which images, and which views of them."""
 
     images: Annotated[int, Field(ge=2)] = 1_000
-    """Training images, at most, evenly spaced."""
+    """Training images, at most, spread evenly."""
     policy: str | None = None
     """A packaged policy (`tico list views`); by default the views of the run's recipe, or BYOL's without a run."""
     seed: Annotated[int, Field(ge=0)] = 0

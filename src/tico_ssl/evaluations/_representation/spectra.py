@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tico_ssl.data.source import evenly_spaced
+from tico_ssl.data.source import spread_evenly
 
 EPSILON = 1e-7  # RankMe's: added to every share
 ROUNDING = 1e-12  # of the mean squared length: a variance below it is rounding error of the network, and counts as zero
@@ -14,8 +14,8 @@ FLOOR = 1e-10  # of the largest eigenvalue: below it is rounding error of float3
 
 
 def some_of(features: Tensor, most: int) -> Tensor:
-    """At most so many of the features, evenly spaced: a spectrum of the first would be one of the first classes."""
-    return features[evenly_spaced(len(features), most)]
+    """At most so many of the features, spread evenly: a spectrum of the first would be one of the first classes."""
+    return features[spread_evenly(len(features), most)]
 
 
 def eigenvalues(features: Tensor, centred: bool = True) -> Tensor:
