@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from itertools import pairwise
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -33,6 +34,7 @@ from tico_ssl.studies.halving import budgets
 from tico_ssl.studies.processes import Work, environment_of, run_all
 from tico_ssl.studies.table import Measured, Summary, columns, row_of
 from tico_ssl.studies.worker import make_run
+from tiny import TINY
 
 
 def written(folder, **values) -> str:
@@ -296,27 +298,66 @@ def test_rounds_grow_to_the_whole_budget():
     assert [one.epochs for one in rounds(epochs=2)] == [1, 1, 2]
 
 
-def test_the_best_of_each_round_go_on(tmp_path, tiny):
+@pytest.fixture(scope="module")
+def halved(tmp_path_factory) -> tuple[dict, Path]:
+    """A study of two rounds that is done, and its folder."""
+    settings = {key: value for key, value in TINY.items() if key != "training.epochs"} | {"data.held_out": 0.25}
+    values = {"overrides": settings, "grid": {"optimizer.lr": [1e-4, 3e-4, 1e-3]}, "budget": {"epochs": 2}}
+    values |= {"protocols": ["knn"], "halving": {"by": "knn top1_k20", "rounds": 2, "keep": 0.34}}
+    folder = tmp_path_factory.mktemp("halved")
+    study(written(folder, **values), out=folder / "out", side_by_side=1)
+    return values, folder / "out"
+
+
+def test_the_best_of_each_round_go_on(halved):
     """Three variants, then one; the same command does nothing again."""
-    del tiny["training.epochs"]
-    grid = {"optimizer.lr": [1e-4, 3e-4, 1e-3]}
-    chosen = {"by": "knn top1_k20", "rounds": 2, "keep": 0.34}
-    overrides = tiny | {"data.held_out": 0.25}
-    file = written(tmp_path, overrides=overrides, grid=grid, budget={"epochs": 2}, protocols=["knn"], halving=chosen)
-    summary = study(file, out=tmp_path / "out", side_by_side=1)
-    story = json.loads((tmp_path / "out" / "halving.json").read_text())
+    values, out = halved
+    story = json.loads((out / "halving.json").read_text())
     assert [len(one["ranking"]) for one in story] == [3, 1]
     for earlier, later in pairwise(story):
-        values = dict(earlier["ranking"])
-        assert min(values[name] for name in earlier["kept"]) >= max(
-            value for name, value in values.items() if name not in earlier["kept"]
+        numbers = dict(earlier["ranking"])
+        assert min(numbers[name] for name in earlier["kept"]) >= max(
+            number for name, number in numbers.items() if name not in earlier["kept"]
         )
         assert {name for name, _ in later["ranking"]} == set(earlier["kept"])
+    times = {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")}
+    summary = study(written(out.parent, **values), out=out, side_by_side=1)
     assert [row.run for row in summary.rows if row.seeds] == [story[-1]["ranking"][0][0]]
-    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("metrics.jsonl")}
-    study(file, out=tmp_path / "out", side_by_side=1)
-    assert times == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("metrics.jsonl")}
+    assert times == {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")}
     assert len(times) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"overrides": {"method.rho": 50.0}}, "lr-0.0001-seed0 was made by another study: method.rho was 8.0, is 50.0"),
+        ({"budget": {"epochs": 6}}, "budget.epochs was 2, is 6"),
+        ({"halving": {"rounds": 3}}, "halving.rounds was 2, is 3"),
+        ({"halving": {"keep": 0.4}}, "halving.keep was 0.34, is 0.4"),
+        ({"halving": {"by": "knn top1_k200"}}, "halving.by was knn top1_k20, is knn top1_k200"),
+        ({"halving": None}, "round-2 was made by another study: halving.by was knn top1_k20, is None"),
+    ],
+)
+def test_rounds_are_not_taken_for_those_of_other_settings(change, said, halved, tmp_path):
+    """Also where a change leaves the epochs of every round as they were."""
+    values, out = halved
+    ((key, value),) = change.items()
+    new = values | {key: values[key] | value if isinstance(value, dict) else value}
+    table = (out / "round-2" / "results.csv").read_bytes()
+    with pytest.raises(UserError) as refused:
+        study(written(tmp_path, **new), out=out, side_by_side=1)
+    assert said in str(refused.value)
+    assert str(refused.value).endswith("; choose another out=")
+    assert (out / "round-2" / "results.csv").read_bytes() == table
+
+
+def test_a_round_of_a_folder_without_its_study_is_checked_by_its_recipes(halved, tmp_path):
+    """As older versions left it."""
+    values, out = halved
+    shutil.copytree(out, tmp_path / "out")
+    (tmp_path / "out" / "study.yaml").unlink()
+    with pytest.raises(UserError, match=r"round-1.*training\.epochs was 1, is 2"):
+        study(written(tmp_path, **values | {"budget": {"epochs": 6}}), out=tmp_path / "out")
 
 
 # ---------------------------------------------------------------------------------------------------- the table

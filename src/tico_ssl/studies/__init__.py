@@ -19,8 +19,8 @@ from typing import Any
 
 from tico_ssl.config.study import Job, Study, Variant, check, dump_study, expand, jobs, load_study
 from tico_ssl.data.given import as_source
-from tico_ssl.results.run_folder import Run, admit, environment
-from tico_ssl.results.study_state import State, last_epoch, state_of, study_file
+from tico_ssl.results.run_folder import Run, changed, differences, environment, flattened
+from tico_ssl.results.study_state import State, last_epoch, last_round, round_folder, state_of, study_file
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.launcher import launched
@@ -29,7 +29,7 @@ from tico_ssl.runtime.progress import say
 from tico_ssl.runtime.wording import counted
 from tico_ssl.studies import processes, table
 from tico_ssl.studies.cost import epochs_for, read_cost, read_costs, work_of
-from tico_ssl.studies.halving import halved
+from tico_ssl.studies.halving import budgets, halved
 from tico_ssl.studies.table import Summary
 
 WORKER = "tico_ssl.studies.worker"
@@ -85,12 +85,30 @@ class Workshop:
         stem = Path(name).stem if Path(name).suffix in (".yaml", ".yml") else str(name)
         folder = Path(out).expanduser() if out is not None else Path("runs") / f"study-{stem}"
         workshop = cls(stem, load_study(name, changes), folder)
-        for job in jobs(workshop.study):
-            if workshop.run_of(job).recipe_file.is_file() and workshop.timed(job.variant):
-                epochs = workshop.epochs(job.variant)
-                recipe = job.variant.load(job.seed, epochs)
-                admit(folder / job.name, recipe, resume=True, overwrite=False, longer=False)  # rows must compare
+        workshop.require_same()
         return workshop
+
+    def round(self, number: int) -> "Workshop":
+        """A round of halving, which is a study of its own, from 1 on."""
+        parts = {"halving": None, "budget": budgets(self.study)[number - 1]}
+        return Workshop(self.name, self.study.model_copy(update=parts), round_folder(self.folder, number))
+
+    def require_same(self) -> None:
+        """Refuse settings that are not those of the runs that exist, as rows must compare."""
+        for job in jobs(self.study):
+            run = self.run_of(job)
+            if run.recipe_file.is_file() and self.timed(job.variant):
+                recipe = job.variant.load(job.seed, self.epochs(job.variant))
+                self._refuse(run.folder, changed(run, recipe, longer=False))
+        if (begun := last_round(self.folder)) is not None and study_file(self.folder).is_file():
+            before, after = (_halving_of(one) for one in (load_study(study_file(self.folder)), self.study))
+            self._refuse(begun, differences(before, after))  # may change what is kept, and no recipe
+        for number in range(1, self.study.halving.rounds + 1 if self.study.halving else 1):
+            self.round(number).require_same()
+
+    def _refuse(self, place: Path, found: str) -> None:
+        if found:
+            raise UserError(f"{place} was made by another study: {found}; choose another --out")
 
     def timed(self, variant: Variant) -> bool:
         """Whether the number of epochs of a variant is known."""
@@ -127,7 +145,8 @@ class Workshop:
 
     def begin(self) -> None:
         """Write down what is studied."""
-        (self.folder / "costs").mkdir(parents=True, exist_ok=True)
+        costs = [] if self.study.halving else ["costs"]  # otherwise those of the rounds
+        self.folder.joinpath(*costs).mkdir(parents=True, exist_ok=True)
         write_atomically(study_file(self.folder), dump_study(self.study))
         write_atomically(self.folder / "environment.json", json.dumps(environment(), indent=2) + "\n")
 
@@ -208,6 +227,11 @@ class Workshop:
             raise UserError(f"{self.folder} cannot be a folder: there is a file of that name")
         with alone_in(self.folder, f"another `tico study` is running in {self.folder}"):
             yield
+
+
+def _halving_of(study: Study) -> dict[str, Any]:
+    """What the rounds of a study depend on beside the recipes."""
+    return flattened(study.model_dump(mode="json", include={"halving", "budget"}))
 
 
 def _speed(folder: Path, variant: Variant) -> str:

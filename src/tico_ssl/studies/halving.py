@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tico_ssl.config.study import Budget, Halving, Job, Study, jobs
 from tico_ssl.results.metrics import all_of_each
+from tico_ssl.results.study_state import round_folder
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.progress import say
@@ -44,10 +45,12 @@ def halved(work: "Workshop", chosen: Iterable[Job], width: int) -> Summary:
     rounds, story = budgets(study), []
     if not all(variant.load().data.held_out for variant in work.variants):
         say("note: variants are chosen by the images that they are evaluated on; data.held_out=0.1 chooses by others")
+    work.begin()
     for number, budget in enumerate(rounds, 1):
-        folder = work.folder / f"round-{number}"
-        _keep_costs(work.folder / f"round-{number - 1}", folder)
-        here = type(work)(work.name, study.model_copy(update={"halving": None, "budget": budget}), folder)
+        folder = round_folder(work.folder, number)
+        _keep_costs(round_folder(work.folder, number - 1), folder)
+        here = work.round(number)
+        here.require_same()  # again: costs may be known only now
         say(f"round {number} of {len(rounds)}: {len(names)} variants, {_in_words(budget)}")
         summary = here.run(jobs(here.study, names), width)
         ranked = ranking(summary, study.halving)
