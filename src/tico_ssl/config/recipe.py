@@ -7,6 +7,7 @@ the base's.
 """
 
 import functools
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import resources
@@ -118,6 +119,14 @@ def packaged_recipes() -> list[str]:
 def recipe_summary(name: str) -> str:
     """The description of a recipe, for a listing; the rest is not checked."""
     return str(_raw(name, [])[0].get("description", "")).strip()
+
+
+def is_override(word: str) -> bool:
+    """Whether a word of a command is key=value. Keys have no slashes, so runs/lr=0.1 is a path; lr=0.1.yaml is one if
+    there is such a file."""
+    key, equals, _ = word.partition("=")
+    is_path = "/" in key or os.sep in key or (Path(word).suffix in YAML and Path(word).is_file())
+    return bool(equals) and not is_path
 
 
 def parse_override(text: str) -> tuple[str, Any]:
