@@ -14,14 +14,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import Field, create_model, model_validator
 
 from tico_ssl.config import catalogue
 from tico_ssl.config.section import MethodConfig, Section, ViewShape, validate
 from tico_ssl.config.sections import IMAGENET_MEAN, BackboneConfig, DataConfig, OptimizerConfig, TrainingConfig
 from tico_ssl.config.views import ViewPolicy, named_policy
-from tico_ssl.config.yaml_text import MOST_BYTES, parse_yaml
+from tico_ssl.config.yaml_text import MOST_BYTES, dump_yaml, parse_yaml
 from tico_ssl.runtime.errors import UserError, suggestion
 from tico_ssl.runtime.wording import counted
 
@@ -139,7 +138,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 def dump_recipe(recipe: Recipe) -> str:
     """The recipe as YAML, itself a valid recipe."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, width=120)
+    return dump_yaml(recipe.model_dump(mode="json"))
 
 
 def _raw(
