@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -28,6 +29,9 @@ from tico_ssl.features.settings import Voters
 from tico_ssl.features.splits import splits
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.pipeline.packing import pack
+from tico_ssl.report import report
+from tico_ssl.report.names import elsewhere
+from tico_ssl.results.reading import read_record
 from tico_ssl.results.record import SEEN, same_source, split_in_words
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime.errors import UserError
@@ -185,6 +189,38 @@ def test_only_images_that_pretraining_has_seen_are_said_to_be(run, tiny, folder_
     assert SEEN not in open_context(run.folder, str(folder_of_images)).data
     assert SEEN not in open_context(own.backbone_file, str(folder_of_images)).data  # a file knows no data
     assert SEEN not in open_context(run.folder).data  # they have a test split, which pretraining leaves out
+
+
+def test_a_run_finds_its_images_from_any_folder_and_takes_no_others_of_their_name(
+    tiny, folder_of_images, tmp_path, monkeypatch
+):
+    there, here = tmp_path / "there", tmp_path / "here"
+    shutil.copytree(folder_of_images, there / "odd")
+    monkeypatch.chdir(there)
+    own = pretrain("demo", "odd", "run", tiny | {"training.batch_size": 4}).folder.absolute()
+    (there / "odd" / "cats" / "1.png").unlink()  # where a run began, its images may be looked after
+    found = evaluate(own, "rankme").data
+    assert (found["source"], found.get(SEEN), found["train"] + found["test"]) == ("odd", True, 11)
+
+    shutil.copytree(folder_of_images / "cats", here / "odd")
+    monkeypatch.chdir(here)
+    assert evaluate(own, "rankme").data == found | {"source": str(there / "odd")}
+    assert SEEN not in (others := evaluate(own, "rankme", data="odd")).data
+    assert others.data["source"] == str(here / "odd")
+    report(own, points=5)
+    record = read_record(own)
+    assert [elsewhere(record, line) for line in record.results] == ["", "", f", on {here / 'odd'}"]
+
+    (there / "odd").rename(there / "elsewhere")
+    for use in (evaluate, lambda run, protocol: embed(run, out=tmp_path / "features.npz")):
+        with pytest.raises(UserError, match="was trained on other images than 'odd' here; say where they are with dat"):
+            use(own, "rankme")
+    assert SEEN not in evaluate(own, "rankme", data="odd").data
+    shutil.rmtree(here / "odd")
+    with pytest.raises(UserError, match="was trained on 'odd', which is not here: say where it is with data="):
+        evaluate(own, "rankme")
+    shutil.copytree(folder_of_images, here / "odd")  # moved together
+    assert evaluate(own, "rankme").data.get(SEEN) is True
 
 
 @pytest.mark.parametrize(

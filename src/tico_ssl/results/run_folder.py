@@ -111,6 +111,15 @@ class Run:
         """The resolved recipe."""
         return load_recipe(self.recipe_file)
 
+    def begun_in(self) -> Path | None:
+        """The working directory in which training began, to which the recipe's paths are relative; None: unknown. The
+        recipe keeps them as they were given, so that a folder with runs and images can be moved."""
+        try:
+            folder = json.loads(self.environment_file.read_bytes())["folder"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):  # of an older version, or damaged
+            return None
+        return Path(folder) if isinstance(folder, str) else None
+
     def metrics(self) -> list[dict[str, Any]]:
         """Every line of metrics.jsonl."""
         return read_json_lines(self.metrics_file)
@@ -194,7 +203,7 @@ def create_run(folder: Path, recipe: Recipe, overwrite: bool) -> None:
     for file in run.of_training():  # other files may be another command's, at work now
         remove_temporaries(file)
     if not run.recipe_file.is_file():
-        write_atomically(run.environment_file, json.dumps(environment(), indent=2) + "\n")
+        write_atomically(run.environment_file, json.dumps(environment() | {"folder": str(Path.cwd())}, indent=2) + "\n")
         write_atomically(run.recipe_file, dump_recipe(recipe))  # last: it makes this a run
     elif (old := run.recipe()).training.epochs < recipe.training.epochs:
         training = old.training.model_copy(update={"epochs": recipe.training.epochs})
