@@ -22,6 +22,9 @@ from tico_ssl.cli import app, main
 from tico_ssl.config import catalogue
 from tico_ssl.config.recipe import dump_recipe, load_recipe, packaged_recipes
 from tico_ssl.config.study import Budget, Study, Variant, check, expand, jobs, load_study, packaged_studies
+from tico_ssl.report import report
+from tico_ssl.results.comparison import read_comparison
+from tico_ssl.results.reading import read_records
 from tico_ssl.results.record import step_seconds
 from tico_ssl.results.run_folder import Run
 from tico_ssl.results.statistics import Spread
@@ -349,6 +352,32 @@ def test_rounds_are_not_taken_for_those_of_other_settings(change, said, halved, 
     assert said in str(refused.value)
     assert str(refused.value).endswith("; choose another out=")
     assert (out / "round-2" / "results.csv").read_bytes() == table
+
+
+def test_the_folder_of_a_study_in_rounds_is_a_study(halved, capsys):
+    values, out = halved
+    kept = json.loads((out / "halving.json").read_text())[0]["kept"]
+    assert load_study(out / "study.yaml") == load_study(written(out.parent, **values))
+    assert "packages" in json.loads((out / "environment.json").read_text())
+    assert [record.run.folder for record in read_records([out])] == [out / "round-2" / f"{name}-seed0" for name in kept]
+    assert report(out) == out / "report.html"
+    assert kept[0] in (out / "report.html").read_text()
+    assert [group.first.run.folder.parent for group in read_comparison([out]).groups] == [out / "round-2"]
+    capsys.readouterr()
+    words = ["study", str(out.parent / "mine.yaml"), "--out", str(out), "--dry-run"]
+    shown = CliRunner().invoke(app, words).output + capsys.readouterr().out
+    lines = [" ".join(line.split()[:2]) for line in shown.splitlines()]
+    variants = [f"lr-{rate}-seed0 done" for rate in ("0.0001", "0.0003", "0.001")]
+    assert lines == ["round 1", *variants, "round 2", f"{kept[0]}-seed0 done"]
+
+
+def test_rounds_that_are_still_to_come_are_shown(halved, tmp_path, capsys):
+    values, _ = halved
+    Workshop.open(file := written(tmp_path, **values), out=tmp_path / "out").show_plan(jobs(load_study(file)))
+    first, *variants, last = capsys.readouterr().out.splitlines()
+    assert (first, last) == ("round 1 of 2: 3 variants, 1 epoch", "round 2 of 2: not chosen yet, 2 epochs")
+    assert all("not started" in line for line in variants)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_round_of_a_folder_without_its_study_is_checked_by_its_recipes(halved, tmp_path):

@@ -29,7 +29,7 @@ from tico_ssl.runtime.progress import say
 from tico_ssl.runtime.wording import counted
 from tico_ssl.studies import processes, table
 from tico_ssl.studies.cost import epochs_for, read_cost, read_costs, work_of
-from tico_ssl.studies.halving import budgets, halved
+from tico_ssl.studies.halving import budgets, halved, in_words, on_to
 from tico_ssl.studies.table import Summary
 
 WORKER = "tico_ssl.studies.worker"
@@ -209,7 +209,10 @@ class Workshop:
         return table.summarise(self.name, self.study, self.folder, self.variants, done, failed)
 
     def show_plan(self, chosen: list[Job]) -> None:
-        """Print the runs and their states."""
+        """Print the runs and their states, those of every round of halving."""
+        if self.study.halving is not None:
+            self._show_rounds(chosen, self.study.halving.rounds)
+            return
         lines = []
         for job in chosen:
             own = {key: value for key, value in job.variant.changes.items() if self.study.overrides.get(key) != value}
@@ -219,6 +222,16 @@ class Workshop:
         widths = [max(map(len, column)) for column in zip(*lines)]
         for line in lines:
             say("  ".join(f"{text:<{width}}" for text, width in zip(line, widths)).rstrip())
+
+    def _show_rounds(self, chosen: list[Job], rounds: int) -> None:
+        asked = {job.variant.name for job in chosen}
+        for number, budget in enumerate(budgets(self.study), 1):
+            names = on_to(self, number)
+            what = "not chosen yet" if names is None else counted(len(names), "variant")
+            say(f"round {number} of {rounds}: {what}, {in_words(budget)}")
+            here = self.round(number)
+            if shown := [job for job in jobs(here.study) if job.variant.name in asked & {*(names or [])}]:
+                here.show_plan(shown)
 
     @contextmanager
     def alone(self) -> Iterator[None]:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from tico_ssl.studies import Workshop
 
 
+STORY = "halving.json"
+
+
 def budgets(study: Study) -> list[Budget]:
     """The budget of every round; the last one has the study's."""
     assert study.halving is not None
@@ -51,7 +54,7 @@ def halved(work: "Workshop", chosen: Iterable[Job], width: int) -> Summary:
         _keep_costs(round_folder(work.folder, number - 1), folder)
         here = work.round(number)
         here.require_same()  # again: costs may be known only now
-        say(f"round {number} of {len(rounds)}: {len(names)} variants, {_in_words(budget)}")
+        say(f"round {number} of {len(rounds)}: {counted(len(names), 'variant')}, {in_words(budget)}")
         summary = here.run(jobs(here.study, names), width)
         ranked = ranking(summary, study.halving)
         if not ranked:
@@ -59,10 +62,21 @@ def halved(work: "Workshop", chosen: Iterable[Job], width: int) -> Summary:
         names = [name for name, _ in ranked][: max(1, round(study.halving.keep * len(names)))]
         story.append({"round": number, "budget": budget.model_dump(exclude_none=True), "by": study.halving.by})
         story[-1] |= {"ranking": ranked} if number == len(rounds) else {"ranking": ranked, "kept": names}
-        write_atomically(work.folder / "halving.json", json.dumps(story, indent=2) + "\n")
+        write_atomically(work.folder / STORY, json.dumps(story, indent=2) + "\n")
         word, shown = ("best", ranked[:1]) if number == len(rounds) else ("kept", ranked[: len(names)])
         say(f"{word} by {study.halving.by}: {', '.join(f'{name} {value:.1f}' for name, value in shown)}")
     return summary
+
+
+def on_to(work: "Workshop", number: int) -> list[str] | None:
+    """The variants of a round of a study, from 1 on; None: the round before has not chosen them yet."""
+    if number == 1:
+        return [variant.name for variant in work.variants]
+    try:
+        kept: list[str] = json.loads((work.folder / STORY).read_bytes())[number - 2]["kept"]
+    except (OSError, ValueError, LookupError, TypeError):  # not so far, or somebody has edited it
+        return None
+    return kept
 
 
 def ranking(summary: Summary, halving: Halving) -> list[tuple[str, float]]:
@@ -85,6 +99,7 @@ def _keep_costs(before: Path, folder: Path) -> None:
             shutil.copy(file, folder / "costs")
 
 
-def _in_words(budget: Budget) -> str:
+def in_words(budget: Budget) -> str:
+    """How long every run of a round trains."""
     words = counted(budget.epochs, "epoch") if budget.epochs is not None else f"{budget.seconds:g} s"
     return f"the time of {words} of {budget.epochs_of}" if budget.epochs_of is not None else words
