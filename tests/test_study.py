@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -195,6 +196,20 @@ def test_bad_studies_are_one_line_before_anything_runs(tmp_path, capsys, values,
     file = written(tmp_path, **values)
     assert said in error_of("study", file, "--out", str(tmp_path / "out"), capsys=capsys)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_network_that_does_not_exist_is_refused_before_any_run_begins(tmp_path, tiny, monkeypatch):
+    monkeypatch.setattr(processes, "run_all", lambda *_: pytest.fail("something has begun"))
+    for name, said in [
+        ("resnet50", "run b: recipe demo: backbone.name 'resnet50' must be library/model"),
+        ("torchvision/resnet51", "run b: backbone.name: torchvision has no model 'resnet51'; did you mean"),
+        ("tico/resnet10-w", "run b: backbone.name"),
+    ]:
+        runs = [{"name": "a"}, {"name": "b", "overrides": {"backbone.name": name}}]
+        given = {key: value for key, value in tiny.items() if key != "backbone.name"}
+        with pytest.raises(UserError, match=re.escape(said)):
+            study(written(tmp_path, overrides=given, runs=runs), out=tmp_path / "out", side_by_side=1)
+    assert not any((tmp_path / "out").glob("*/*"))
 
 
 @pytest.mark.parametrize(

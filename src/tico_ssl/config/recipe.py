@@ -18,7 +18,14 @@ from pydantic import Field, create_model, model_validator
 
 from tico_ssl.config import catalogue
 from tico_ssl.config.section import MethodConfig, Section, ViewShape, validate
-from tico_ssl.config.sections import IMAGENET_MEAN, BackboneConfig, DataConfig, OptimizerConfig, TrainingConfig
+from tico_ssl.config.sections import (
+    BACKBONE_LIBRARIES,
+    IMAGENET_MEAN,
+    BackboneConfig,
+    DataConfig,
+    OptimizerConfig,
+    TrainingConfig,
+)
 from tico_ssl.config.views import ViewPolicy, named_policy
 from tico_ssl.config.yaml_text import MOST_BYTES, dump_yaml, parse_yaml
 from tico_ssl.runtime.errors import UserError, suggestion
@@ -60,6 +67,15 @@ class Recipe(Section):
     def _batch(self) -> "Recipe":
         """As far as one process takes all images: with several, each takes a part of these."""
         self.method.check_batch(self.training.batch_size, self.training.batch_size // self.training.parts)
+        return self
+
+    @model_validator(mode="after")
+    def _library_and_model(self) -> "Recipe":
+        """Whether the library has the model, only the library knows."""
+        library, _, model = (name := self.backbone.name).partition("/")
+        if library not in BACKBONE_LIBRARIES or not model:
+            libraries = ", ".join(sorted(BACKBONE_LIBRARIES))
+            raise ValueError(f"backbone.name '{name}' must be library/model with library one of {libraries}")
         return self
 
     @model_validator(mode="after")

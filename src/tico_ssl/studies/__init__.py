@@ -131,6 +131,7 @@ class Workshop:
 
     def run(self, chosen: list[Job], width: int) -> Summary:
         """Time the variants that need it, carry out unfinished runs, and write the table."""
+        self.require_backbones([job for job in chosen if not self.state(job).done])
         self.begin()
         try:
             self._time([job for job in chosen if not self.state(job).done], width)
@@ -142,6 +143,25 @@ class Workshop:
             summary = self.summary()
             table.write(summary)
         return summary
+
+    def require_backbones(self, open_jobs: Sequence[Job]) -> None:
+        """Build the network of each kind that these runs have, before any of them begins: only its library knows
+        whether there is such a model."""
+        recipes = [(name, variant.load()) for name, variant in {j.variant.name: j.variant for j in open_jobs}.items()]
+        kinds = {recipe.backbone.model_dump_json(): (name, recipe) for name, recipe in reversed(recipes)}
+        if not kinds:
+            return
+
+        import torch
+
+        from tico_ssl.networks.backbones import build_network
+
+        with torch.random.fork_rng(devices=[]):
+            for name, recipe in reversed(kinds.values()):
+                try:
+                    build_network(recipe.backbone, recipe.data.image_size)
+                except UserError as error:
+                    raise UserError(f"run {name}: {error}") from error
 
     def begin(self) -> None:
         """Write down what is studied."""
