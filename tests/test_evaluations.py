@@ -24,8 +24,9 @@ from tico_ssl.evaluations.rankme import rankme
 from tico_ssl.features.extraction import extract, needed_side, pixels
 from tico_ssl.features.frozen import Features
 from tico_ssl.features.knn import knn_predictions
+from tico_ssl.features.linear import fit_probe, number_held_out
 from tico_ssl.features.regression import fit_linear, fit_linears, minimise
-from tico_ssl.features.settings import Voters
+from tico_ssl.features.settings import LinearConfig, Voters
 from tico_ssl.features.splits import splits
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.pipeline.packing import pack
@@ -105,6 +106,14 @@ def test_a_regression_without_anything_to_learn_stays_at_zero():
     linear = fit_linear(torch.zeros(10, 3), torch.arange(10) % 2, 1e-3, iterations=50)
     assert torch.equal(linear.weight, torch.zeros(2, 3))
     assert linear.bias.abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("images", [2, 3, 40])
+def test_an_image_is_left_to_train_on_however_many_are_held_out(images):
+    features = torch.randn(images, 5, generator=torch.Generator().manual_seed(0))
+    config = LinearConfig(held_out=0.999)
+    assert number_held_out(images, config) == images - 1
+    assert fit_probe(features, torch.arange(images) % 2, config).weight_decay in config.weight_decays
 
 
 def test_features_that_are_not_finite_are_no_features():
