@@ -325,6 +325,15 @@ def test_groups_are_connected_components(monkeypatch, threshold):
     assert groups(rows, nearest, threshold, CPU) == brute_force_components(rows, threshold)
 
 
+def test_exact_copies_are_found_at_one():
+    """The length of a row is one but for rounding, and so is the cosine of a copy."""
+    rows = F.normalize(torch.randn(300, 64, generator=torch.Generator().manual_seed(0)), dim=1)
+    rows = torch.cat([rows, rows])
+    cosines = (rows @ rows.T).fill_diagonal_(-1)
+    assert (cosines.max(dim=1).values < 1).any()
+    assert groups(rows, cosines.max(dim=1).values, 1.0, CPU) == [[i, i + 300] for i in range(300)]
+
+
 def test_the_threshold_separates_copies_from_neighbours():
     """Whatever the scale of the distances, and also where every fourth image has a copy."""
     rows = points(2_000, 64, seed=2)
