@@ -152,6 +152,12 @@ def test_overrides_of_a_protocol_and_their_errors(run):
         evaluate(run.folder, "linear", overrides={"iteration": 3})
 
 
+@pytest.mark.parametrize("protocol", ["all", ["knn"], ("knn", "linear")])
+def test_one_call_is_one_protocol(run, protocol):
+    with pytest.raises(UserError, match="evaluate computes one protocol: call it for each, or give `tico evaluate RUN"):
+        evaluate(run.folder, protocol)
+
+
 def test_linear_and_rankme_run_on_a_run(run):
     linear, rank = evaluate(run.folder, "linear"), evaluate(run.folder, "rankme")
     assert linear.numbers["trained"]["top5"] >= linear.numbers["trained"]["top1"]

@@ -262,6 +262,12 @@ def line_of(capsys, *words) -> str:
     return error
 
 
+def test_python_takes_one_query_or_several(model, photos):
+    query = next(path for path in sorted(photos.rglob("*.png")))
+    several = search(model, str(photos), [query], top=3)
+    assert search(model, str(photos), str(query), top=3) == search(model, str(photos), query, top=3) == several
+
+
 def test_bad_input_is_one_line(model, photos, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.chdir(tmp_path)

@@ -546,6 +546,12 @@ def test_a_value_for_a_section_without_a_name_is_refused_with_its_keys():
         load_recipe("demo", {"training": 3})
 
 
+@pytest.mark.parametrize("given", [5, 0.5, object(), iter(["photos/"])])
+def test_what_cannot_be_data_is_one_line(given, tmp_path):
+    with pytest.raises(UserError, match=r"^data=.*: a place, a data set, or a list of places or images is expected"):
+        pretrain("demo", data=given, out=tmp_path / "run")
+
+
 def test_unknown_data_are_called_what_was_typed(tmp_path):
     for words in ({"overrides": {"data": "foo"}}, {"data": "foo"}, {"overrides": {"data.source": "foo"}}):
         with pytest.raises(UserError, match=r"^data 'foo' is neither a file, a folder nor a known name"):

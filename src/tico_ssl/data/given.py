@@ -26,6 +26,9 @@ def as_source(data: Given) -> str | list[str]:
         places = [os.fspath(place) for place in data if not isinstance(place, tuple)]
         return places[0] if len(places) == 1 else places
 
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise UserError(f"data={data!r}: a place, a data set, or a list of places or images is expected")
+
     from tico_ssl.data.formats.dataset import hand_over  # a caller with such an object has imported torch
 
     return hand_over(data)
