@@ -27,7 +27,7 @@ from tico_ssl.report import report
 from tico_ssl.results.comparison import read_comparison
 from tico_ssl.results.reading import read_records
 from tico_ssl.results.record import step_seconds
-from tico_ssl.results.run_folder import Run
+from tico_ssl.results.run_folder import Run, create_run
 from tico_ssl.results.statistics import Spread
 from tico_ssl.results.verdict import collapse_verdict
 from tico_ssl.runtime.errors import UserError
@@ -219,6 +219,17 @@ def test_words_for_all_runs_do_not_replace_what_runs_differ_in_however_it_is_wri
     file = written(tmp_path, runs=[{"name": name, "overrides": {of_runs: name}} for name in "ab"])
     with pytest.raises(UserError, match="differs between the runs"):
         load_study(file, {for_all: "c"})
+
+
+def test_a_folder_of_other_things_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path)
+    for out in ("", "."):
+        line = error_of("study", "mine.yaml", "--out", out, capsys=capsys)
+        assert "exists and is not the folder of a study (it has no study.yaml): choose another --out" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+    create_run(tmp_path / "out" / "base-seed0", load_recipe("demo"), overwrite=False)
+    Workshop.open("mine.yaml", out="out")
 
 
 def test_bad_words_are_one_line(tmp_path, capsys, monkeypatch):

@@ -24,8 +24,9 @@ from tico_ssl.results.study_state import State, last_epoch, last_round, round_fo
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.launcher import launched
-from tico_ssl.runtime.locks import alone_in, locks_exist
+from tico_ssl.runtime.locks import LOCK, alone_in, locks_exist
 from tico_ssl.runtime.progress import say
+from tico_ssl.runtime.slurm import JOBS
 from tico_ssl.runtime.wording import counted
 from tico_ssl.studies import processes, table
 from tico_ssl.studies.cost import epochs_for, read_cost, read_costs, work_of
@@ -85,6 +86,7 @@ class Workshop:
         stem = Path(name).stem if Path(name).suffix in (".yaml", ".yml") else str(name)
         folder = Path(out).expanduser() if out is not None else Path("runs") / f"study-{stem}"
         workshop = cls(stem, load_study(name, changes), folder)
+        workshop.require_own_folder()
         workshop.require_same()
         return workshop
 
@@ -92,6 +94,16 @@ class Workshop:
         """A round of halving, which is a study of its own, from 1 on."""
         parts = {"halving": None, "budget": budgets(self.study)[number - 1]}
         return Workshop(self.name, self.study.model_copy(update=parts), round_folder(self.folder, number))
+
+    def require_own_folder(self) -> None:
+        """Refuse a folder that has other things in it than a study; runs of the study may be there before it."""
+        if not self.folder.is_dir() or study_file(self.folder).is_file() or last_round(self.folder) is not None:
+            return
+        known = {LOCK, JOBS, "costs", "logs", *(job.name for job in jobs(self.study))}
+        if any(path.name not in known and path.suffix != ".tmp" for path in self.folder.iterdir()):
+            raise UserError(
+                f"{self.folder} exists and is not the folder of a study (it has no study.yaml): choose another --out"
+            )
 
     def require_same(self) -> None:
         """Refuse settings that are not those of the runs that exist, as rows must compare."""
