@@ -1,10 +1,12 @@
 """The cache stays within its limit, and what is in use stays."""
 
 import errno
+import gc
 import os
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -125,6 +127,17 @@ def test_what_another_command_uses_stays(place):
         process.wait()
     assert cache_folder.remove(folder)
     assert names() == []
+
+
+def test_a_store_that_nobody_holds_has_no_open_file():
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        backing = OnDisk(cache_folder.opened("some", "images"))
+        (begin,) = backing.append([torch.arange(10, dtype=torch.uint8)])
+        assert backing.read(begin, 10).tolist() == list(range(10))
+        del backing
+        gc.collect()
+    assert said == []
 
 
 def test_a_store_is_in_use_until_it_is_closed():

@@ -416,6 +416,23 @@ def test_mistakes_are_one_clear_line(made, labelled, backbone, tmp_path):
     assert not out.exists()
 
 
+def test_python_takes_one_place_or_several_of_any_kind(made, labelled):
+    alone = predict(made.folder, str(labelled / "red"))
+    assert alone.images > 0
+    for given in (labelled / "red", [labelled / "red"], sorted((labelled / "red").iterdir())):
+        assert predict(made.folder, given).by_class == alone.by_class
+
+
+@pytest.mark.parametrize("top", [0, -1])
+def test_at_least_one_class_is_named(made, labelled, top):
+    for use in (
+        lambda: predict(made.folder, str(labelled), top=top),
+        lambda: tico_ssl.load_classifier(made.folder).predict(Image.new("RGB", (16, 16)), top=top),
+    ):
+        with pytest.raises(UserError, match=f"top is {top}: at least one class"):
+            use()
+
+
 @pytest.mark.parametrize("format", ["onnx", "torch-export"])
 def test_other_programs_get_the_classes_with_the_network(format, made, labelled, tmp_path):
     model, name = tico_ssl.load_classifier(made.folder), sorted(COLOURS)[1]

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import tico_ssl
 from tico_ssl.cli import app, main
+from tico_ssl.cli._app import split_words
 from tico_ssl.config.recipe import load_recipe, packaged_recipes
 from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.config.yaml_text import parse_yaml
@@ -96,6 +97,25 @@ def run(here, images):
     backbone = build_backbone(BackboneConfig(name="tico/resnet10-w2"), 16)
     save_backbone(backbone, here / "run" / "checkpoints" / "backbone.safetensors")
     return "run"
+
+
+# ---------------------------------------------------------------------------------------------------- words
+
+
+def test_a_path_may_have_an_equals_sign(here):
+    (here / "lr=0.1.yaml").write_text("base: demo")
+    for path in ("runs/lr=0.1/recipe.yaml", "/abs/lr=0.1", "lr=0.1.yaml"):
+        assert split_words([path, "optimizer.lr=0.2"]) == (path, {"optimizer.lr": 0.2})
+    assert split_words(["lr=0.2.yaml"]) == (None, {"lr": "0.2.yaml"})
+    for key in ("views.*.blur", "views.0.blur", "backbone.arguments.drop_path_rate", "few-shot.draws"):
+        assert split_words([f"{key}=1"]) == (None, {key: 1})
+    assert split_words(["training.init=runs/a=b/x.yaml"]) == (None, {"training.init": "runs/a=b/x.yaml"})
+
+
+def test_a_run_in_a_folder_with_an_equals_sign_goes_on(here, tico):
+    words = ["pretrain", "data.limit=8", "data.image_size=16", *TINY, "--out", "runs/lr=0.1"]
+    tico(*words)
+    assert "nothing to train" in tico("pretrain", "runs/lr=0.1/recipe.yaml", "--out", "runs/lr=0.1", "--resume")
 
 
 # ---------------------------------------------------------------------------------------------------- help
@@ -388,6 +408,14 @@ def test_a_real_process_says_one_line_too(tmp_path):
     assert result.stderr.count("\n") == 1
     assert "did you mean 'rho'" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_lacks_a_letter_shows_its_number(tmp_path):
+    (tmp_path / "写真").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "写真" / "1.png")
+    result = shell(f"PYTHONIOENCODING=ascii {sys.executable} -m tico_ssl data check 写真", tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert r"\u5199\u771f" in result.stdout
 
 
 def test_a_closed_pipe_is_no_error(tmp_path):

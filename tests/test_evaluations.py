@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -27,12 +28,15 @@ from tico_ssl.features import regression
 from tico_ssl.features.extraction import extract, needed_side, pixels
 from tico_ssl.features.frozen import Features
 from tico_ssl.features.knn import knn_predictions
-from tico_ssl.features.linear import probe
+from tico_ssl.features.linear import fit_probe, number_held_out, probe
 from tico_ssl.features.regression import fit_linear, fit_linears, minimise
 from tico_ssl.features.settings import LinearConfig, Voters
 from tico_ssl.features.splits import splits
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.pipeline.packing import pack
+from tico_ssl.report import report
+from tico_ssl.report.names import elsewhere
+from tico_ssl.results.reading import read_record
 from tico_ssl.results.record import SEEN, same_source, split_in_words
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime.errors import UserError
@@ -122,6 +126,14 @@ def test_a_regression_without_anything_to_learn_stays_at_zero():
     assert linear.bias.abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("images", [2, 3, 40])
+def test_an_image_is_left_to_train_on_however_many_are_held_out(images):
+    features = torch.randn(images, 5, generator=torch.Generator().manual_seed(0))
+    config = LinearConfig(held_out=0.999)
+    assert number_held_out(images, config) == images - 1
+    assert fit_probe(features, torch.arange(images) % 2, config).weight_decay in config.weight_decays
+
+
 def test_features_that_are_not_finite_are_no_features():
     backbone = build_backbone(BackboneConfig(name="tico/resnet10-w4"), 16)
     backbone.network.bn1.weight.data[0] = math.nan
@@ -156,6 +168,12 @@ def test_overrides_of_a_protocol_and_their_errors(run):
     assert list(result.numbers["trained"]) == ["top1_k3"]
     with pytest.raises(UserError, match=r"evaluation linear: unknown key 'iteration'; did you mean 'iterations'\?"):
         evaluate(run.folder, "linear", overrides={"iteration": 3})
+
+
+@pytest.mark.parametrize("protocol", ["all", ["knn"], ("knn", "linear")])
+def test_one_call_is_one_protocol(run, protocol):
+    with pytest.raises(UserError, match="evaluate computes one protocol: call it for each, or give `tico evaluate RUN"):
+        evaluate(run.folder, protocol)
 
 
 def test_linear_and_rankme_run_on_a_run(run):
@@ -204,6 +222,38 @@ def test_only_images_that_pretraining_has_seen_are_said_to_be(run, tiny, folder_
     assert SEEN not in open_context(run.folder, str(folder_of_images)).data
     assert SEEN not in open_context(own.backbone_file, str(folder_of_images)).data  # a file knows no data
     assert SEEN not in open_context(run.folder).data  # they have a test split, which pretraining leaves out
+
+
+def test_a_run_finds_its_images_from_any_folder_and_takes_no_others_of_their_name(
+    tiny, folder_of_images, tmp_path, monkeypatch
+):
+    there, here = tmp_path / "there", tmp_path / "here"
+    shutil.copytree(folder_of_images, there / "odd")
+    monkeypatch.chdir(there)
+    own = pretrain("demo", "odd", "run", tiny | {"training.batch_size": 4}).folder.absolute()
+    (there / "odd" / "cats" / "1.png").unlink()  # where a run began, its images may be looked after
+    found = evaluate(own, "rankme").data
+    assert (found["source"], found.get(SEEN), found["train"] + found["test"]) == ("odd", True, 11)
+
+    shutil.copytree(folder_of_images / "cats", here / "odd")
+    monkeypatch.chdir(here)
+    assert evaluate(own, "rankme").data == found | {"source": str(there / "odd")}
+    assert SEEN not in (others := evaluate(own, "rankme", data="odd")).data
+    assert others.data["source"] == str(here / "odd")
+    report(own, points=5)
+    record = read_record(own)
+    assert [elsewhere(record, line) for line in record.results] == ["", "", f", on {here / 'odd'}"]
+
+    (there / "odd").rename(there / "elsewhere")
+    for use in (evaluate, lambda run, protocol: embed(run, out=tmp_path / "features.npz")):
+        with pytest.raises(UserError, match="was trained on other images than 'odd' here; say where they are with dat"):
+            use(own, "rankme")
+    assert SEEN not in evaluate(own, "rankme", data="odd").data
+    shutil.rmtree(here / "odd")
+    with pytest.raises(UserError, match="was trained on 'odd', which is not here: say where it is with data="):
+        evaluate(own, "rankme")
+    shutil.copytree(folder_of_images, here / "odd")  # moved together
+    assert evaluate(own, "rankme").data.get(SEEN) is True
 
 
 @pytest.mark.parametrize(

@@ -474,6 +474,21 @@ def test_what_cannot_be_is_one_line(small, tmp_path, words, reason):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_export_is_where_python_is_told(small, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert export(small, "safetensors", "~/b.safetensors") == tmp_path / "b.safetensors"
+    assert (tmp_path / "b.safetensors").is_file()
+
+
+@pytest.mark.parametrize("out", ["", "folder"])
+def test_a_folder_in_place_of_a_file_is_one_line(small, out, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    usual = tmp_path.joinpath(out, "backbone.onnx").relative_to(tmp_path)
+    with pytest.raises(UserError, match=f"^'{out}' is a folder: out= takes a file, such as {usual}$"):
+        export(small, "onnx", out)
+
+
 def test_a_missing_library_is_one_line(tmp_path, monkeypatch):
     path = saved(tmp_path, "tico/resnet10-w4")
     monkeypatch.setattr(_writing, "installed", lambda name: name != "onnxruntime")

@@ -21,6 +21,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from tico_ssl import load_backbone, pretrain
+from tico_ssl.classifying.predict import Predictions
+from tico_ssl.classifying.summary import print_predictions
 from tico_ssl.cli import main
 from tico_ssl.config.recipe import load_recipe, parse_override
 from tico_ssl.config.sections import DataConfig
@@ -36,6 +38,7 @@ from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import save_backbone
 from tico_ssl.pipeline.packing import pack
 from tico_ssl.report.html import inline_json, tag
+from tico_ssl.runtime import progress
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.printing import printable, printable_lines
 from tico_ssl.runtime.progress import SafeConsole
@@ -708,6 +711,21 @@ def test_text_in_reports_is_text():
     assert "<img" not in tag("p", evil, [evil], title=evil, data_x=evil)
     assert "<" not in inline_json({evil: [evil, {"a": evil}]})
     assert json.loads(inline_json({evil: evil})) == {evil: evil}
+
+
+def test_names_in_brackets_are_shown_as_they_are(monkeypatch, capsys):
+    """A library that lays out tables takes such brackets for colours, and [/x] for a mistake."""
+    names = ["IMG_1 [edited].webp", "[/x].png", "[bold]", ":cat:"]
+    print_predictions(Predictions(images=4, seconds=1.0, first=[[name, name, 0.5, name, 0.25] for name in names]), None)
+    shown = capsys.readouterr().out.replace("50.0 %", "")
+    assert all(shown.count(name) == 3 for name in names)
+    screen = io.StringIO()
+    monkeypatch.setattr(progress, "console", SafeConsole(file=screen, width=200, force_terminal=True))
+    bar = progress.bar(progress.words("status"))
+    bar.add_task("[/x]", total=1, status="[edited] [/y]")
+    progress.console.print(bar.get_renderable())
+    assert "[/x]" in screen.getvalue()
+    assert "[edited] [/y]" in screen.getvalue()
 
 
 def test_a_report_of_a_run_with_evil_names_has_no_markup_of_theirs(tmp_path, tiny):

@@ -151,7 +151,7 @@ def test_views_of_the_users_own_in_float64(lightning):
     assert same(weights, module.method.state_dict(), 1e-10)
 
 
-def test_a_checkpoint_of_lightning_goes_on_where_it_was(lightning, tmp_path):
+def test_a_checkpoint_of_lightning_goes_on_where_it_was(lightning, tmp_path, monkeypatch):
     recipe = recipe_of("tico")
     losses, weights, batches, _ = own_training(recipe)
     first, noted = lightning.LightningMethod(recipe), Losses(lightning)
@@ -170,7 +170,8 @@ def test_a_checkpoint_of_lightning_goes_on_where_it_was(lightning, tmp_path):
     noted = Losses(lightning)
     fit(lightning, again, loader, noted, checkpoint=tmp_path / "half.ckpt")
     assert noted.seen == losses[2:] and same(weights, again.method.state_dict())
-    again.save_backbone(tmp_path / "backbone.safetensors")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert again.save_backbone("~/backbone.safetensors") == tmp_path / "backbone.safetensors"
     assert load_backbone(tmp_path / "backbone.safetensors").width == again.method.backbone.width
 
 

@@ -262,6 +262,12 @@ def line_of(capsys, *words) -> str:
     return error
 
 
+def test_python_takes_one_query_or_several(model, photos):
+    query = next(path for path in sorted(photos.rglob("*.png")))
+    several = search(model, str(photos), [query], top=3)
+    assert search(model, str(photos), str(query), top=3) == search(model, str(photos), query, top=3) == several
+
+
 def test_bad_input_is_one_line(model, photos, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.chdir(tmp_path)
@@ -323,6 +329,15 @@ def test_groups_are_connected_components(monkeypatch, threshold):
     rows = points(90, 5, seed=1)
     nearest = outliers.neighbour_cosines(rows, 1, CPU, 32)[:, 0]
     assert groups(rows, nearest, threshold, CPU) == brute_force_components(rows, threshold)
+
+
+def test_exact_copies_are_found_at_one():
+    """The length of a row is one but for rounding, and so is the cosine of a copy."""
+    rows = F.normalize(torch.randn(300, 64, generator=torch.Generator().manual_seed(0)), dim=1)
+    rows = torch.cat([rows, rows])
+    cosines = (rows @ rows.T).fill_diagonal_(-1)
+    assert (cosines.max(dim=1).values < 1).any()
+    assert groups(rows, cosines.max(dim=1).values, 1.0, CPU) == [[i, i + 300] for i in range(300)]
 
 
 def test_the_threshold_separates_copies_from_neighbours():

@@ -5,12 +5,14 @@ import importlib
 import pytest
 import torch
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tico_ssl import pretrain
 from tico_ssl.config.recipe import Recipe, dump_recipe, load_recipe, packaged_recipes, parse_override
-from tico_ssl.config.study import packaged_studies
+from tico_ssl.config.study import Study, dump_study, load_study, packaged_studies
 from tico_ssl.config.views import packaged_policies
-from tico_ssl.config.yaml_text import parse_yaml
+from tico_ssl.config.yaml_text import dump_yaml, parse_yaml
 from tico_ssl.listing import described
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.views.executor import Views
@@ -544,7 +546,34 @@ def test_a_value_for_a_section_without_a_name_is_refused_with_its_keys():
         load_recipe("demo", {"training": 3})
 
 
+@pytest.mark.parametrize("given", [5, 0.5, object(), iter(["photos/"])])
+def test_what_cannot_be_data_is_one_line(given, tmp_path):
+    with pytest.raises(UserError, match=r"^data=.*: a place, a data set, or a list of places or images is expected"):
+        pretrain("demo", data=given, out=tmp_path / "run")
+
+
 def test_unknown_data_are_called_what_was_typed(tmp_path):
     for words in ({"overrides": {"data": "foo"}}, {"data": "foo"}, {"overrides": {"data.source": "foo"}}):
         with pytest.raises(UserError, match=r"^data 'foo' is neither a file, a folder nor a known name"):
             pretrain("demo", out=tmp_path / "a", **words)
+
+
+# ---------------------------------------------------------------------------------------------------- written
+
+
+TEXTS = st.text() | st.text("0123456789abcdefxyXEnoNO+-._~:=<!&*?|>%@`'\"#,[]{} \n\t")
+
+
+@given(st.dictionaries(TEXTS, st.lists(TEXTS | st.integers() | st.floats(allow_nan=False) | st.booleans() | st.none())))
+def test_whatever_is_written_is_read_as_the_same(values):
+    assert parse_yaml(dump_yaml(values), "here") == values
+
+
+@pytest.mark.parametrize("name", ["5e12", "1e5", "010", "0x1f", "1:30", "1_000", "2020-01-31", "on", "null", ".5", "~"])
+def test_data_may_be_called_like_a_number(name, tmp_path):
+    recipe = load_recipe("demo", {"data.source": [name, "more"]})
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
+    assert load_recipe(tmp_path / "recipe.yaml") == recipe
+    planned = Study(overrides={"data.source": name}, grid={"training.init": [name]})
+    (tmp_path / "study.yaml").write_text(dump_study(planned))
+    assert load_study(tmp_path / "study.yaml") == planned

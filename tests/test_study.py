@@ -4,12 +4,14 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from itertools import pairwise
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -21,8 +23,11 @@ from tico_ssl.cli import app, main
 from tico_ssl.config import catalogue
 from tico_ssl.config.recipe import dump_recipe, load_recipe, packaged_recipes
 from tico_ssl.config.study import Budget, Study, Variant, check, expand, jobs, load_study, packaged_studies
+from tico_ssl.report import report
+from tico_ssl.results.comparison import read_comparison
+from tico_ssl.results.reading import read_records
 from tico_ssl.results.record import step_seconds
-from tico_ssl.results.run_folder import Run
+from tico_ssl.results.run_folder import Run, create_run
 from tico_ssl.results.statistics import Spread
 from tico_ssl.results.verdict import collapse_verdict
 from tico_ssl.runtime.errors import UserError
@@ -33,6 +38,7 @@ from tico_ssl.studies.halving import budgets
 from tico_ssl.studies.processes import Work, environment_of, run_all
 from tico_ssl.studies.table import Measured, Summary, columns, row_of
 from tico_ssl.studies.worker import make_run
+from tiny import TINY
 
 
 def written(folder, **values) -> str:
@@ -192,6 +198,20 @@ def test_bad_studies_are_one_line_before_anything_runs(tmp_path, capsys, values,
     assert not (tmp_path / "out").exists()
 
 
+def test_a_network_that_does_not_exist_is_refused_before_any_run_begins(tmp_path, tiny, monkeypatch):
+    monkeypatch.setattr(processes, "run_all", lambda *_: pytest.fail("something has begun"))
+    for name, said in [
+        ("resnet50", "run b: recipe demo: backbone.name 'resnet50' must be library/model"),
+        ("torchvision/resnet51", "run b: backbone.name: torchvision has no model 'resnet51'; did you mean"),
+        ("tico/resnet10-w", "run b: backbone.name"),
+    ]:
+        runs = [{"name": "a"}, {"name": "b", "overrides": {"backbone.name": name}}]
+        given = {key: value for key, value in tiny.items() if key != "backbone.name"}
+        with pytest.raises(UserError, match=re.escape(said)):
+            study(written(tmp_path, overrides=given, runs=runs), out=tmp_path / "out", side_by_side=1)
+    assert not any((tmp_path / "out").glob("*/*"))
+
+
 @pytest.mark.parametrize(
     ("of_runs", "for_all"), [("backbone", "backbone.name"), ("backbone.name", "backbone"), ("data", "data.source")]
 )
@@ -199,6 +219,17 @@ def test_words_for_all_runs_do_not_replace_what_runs_differ_in_however_it_is_wri
     file = written(tmp_path, runs=[{"name": name, "overrides": {of_runs: name}} for name in "ab"])
     with pytest.raises(UserError, match="differs between the runs"):
         load_study(file, {for_all: "c"})
+
+
+def test_a_folder_of_other_things_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path)
+    for out in ("", "."):
+        line = error_of("study", "mine.yaml", "--out", out, capsys=capsys)
+        assert "exists and is not the folder of a study (it has no study.yaml): choose another --out" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+    create_run(tmp_path / "out" / "base-seed0", load_recipe("demo"), overwrite=False)
+    Workshop.open("mine.yaml", out="out")
 
 
 def test_bad_words_are_one_line(tmp_path, capsys, monkeypatch):
@@ -296,27 +327,92 @@ def test_rounds_grow_to_the_whole_budget():
     assert [one.epochs for one in rounds(epochs=2)] == [1, 1, 2]
 
 
-def test_the_best_of_each_round_go_on(tmp_path, tiny):
+@pytest.fixture(scope="module")
+def halved(tmp_path_factory) -> tuple[dict, Path]:
+    """A study of two rounds that is done, and its folder."""
+    settings = {key: value for key, value in TINY.items() if key != "training.epochs"} | {"data.held_out": 0.25}
+    values = {"overrides": settings, "grid": {"optimizer.lr": [1e-4, 3e-4, 1e-3]}, "budget": {"epochs": 2}}
+    values |= {"protocols": ["knn"], "halving": {"by": "knn top1_k20", "rounds": 2, "keep": 0.34}}
+    folder = tmp_path_factory.mktemp("halved")
+    study(written(folder, **values), out=folder / "out", side_by_side=1)
+    return values, folder / "out"
+
+
+def test_the_best_of_each_round_go_on(halved):
     """Three variants, then one; the same command does nothing again."""
-    del tiny["training.epochs"]
-    grid = {"optimizer.lr": [1e-4, 3e-4, 1e-3]}
-    chosen = {"by": "knn top1_k20", "rounds": 2, "keep": 0.34}
-    overrides = tiny | {"data.held_out": 0.25}
-    file = written(tmp_path, overrides=overrides, grid=grid, budget={"epochs": 2}, protocols=["knn"], halving=chosen)
-    summary = study(file, out=tmp_path / "out", side_by_side=1)
-    story = json.loads((tmp_path / "out" / "halving.json").read_text())
+    values, out = halved
+    story = json.loads((out / "halving.json").read_text())
     assert [len(one["ranking"]) for one in story] == [3, 1]
     for earlier, later in pairwise(story):
-        values = dict(earlier["ranking"])
-        assert min(values[name] for name in earlier["kept"]) >= max(
-            value for name, value in values.items() if name not in earlier["kept"]
+        numbers = dict(earlier["ranking"])
+        assert min(numbers[name] for name in earlier["kept"]) >= max(
+            number for name, number in numbers.items() if name not in earlier["kept"]
         )
         assert {name for name, _ in later["ranking"]} == set(earlier["kept"])
+    times = {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")}
+    summary = study(written(out.parent, **values), out=out, side_by_side=1)
     assert [row.run for row in summary.rows if row.seeds] == [story[-1]["ranking"][0][0]]
-    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("metrics.jsonl")}
-    study(file, out=tmp_path / "out", side_by_side=1)
-    assert times == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("metrics.jsonl")}
+    assert times == {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")}
     assert len(times) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"overrides": {"method.rho": 50.0}}, "lr-0.0001-seed0 was made by another study: method.rho was 8.0, is 50.0"),
+        ({"budget": {"epochs": 6}}, "budget.epochs was 2, is 6"),
+        ({"halving": {"rounds": 3}}, "halving.rounds was 2, is 3"),
+        ({"halving": {"keep": 0.4}}, "halving.keep was 0.34, is 0.4"),
+        ({"halving": {"by": "knn top1_k200"}}, "halving.by was knn top1_k20, is knn top1_k200"),
+        ({"halving": None}, "round-2 was made by another study: halving.by was knn top1_k20, is None"),
+    ],
+)
+def test_rounds_are_not_taken_for_those_of_other_settings(change, said, halved, tmp_path):
+    """Also where a change leaves the epochs of every round as they were."""
+    values, out = halved
+    ((key, value),) = change.items()
+    new = values | {key: values[key] | value if isinstance(value, dict) else value}
+    table = (out / "round-2" / "results.csv").read_bytes()
+    with pytest.raises(UserError) as refused:
+        study(written(tmp_path, **new), out=out, side_by_side=1)
+    assert said in str(refused.value)
+    assert str(refused.value).endswith("; choose another out=")
+    assert (out / "round-2" / "results.csv").read_bytes() == table
+
+
+def test_the_folder_of_a_study_in_rounds_is_a_study(halved, capsys):
+    values, out = halved
+    kept = json.loads((out / "halving.json").read_text())[0]["kept"]
+    assert load_study(out / "study.yaml") == load_study(written(out.parent, **values))
+    assert "packages" in json.loads((out / "environment.json").read_text())
+    assert [record.run.folder for record in read_records([out])] == [out / "round-2" / f"{name}-seed0" for name in kept]
+    assert report(out) == out / "report.html"
+    assert kept[0] in (out / "report.html").read_text()
+    assert [group.first.run.folder.parent for group in read_comparison([out]).groups] == [out / "round-2"]
+    capsys.readouterr()
+    words = ["study", str(out.parent / "mine.yaml"), "--out", str(out), "--dry-run"]
+    shown = CliRunner().invoke(app, words).output + capsys.readouterr().out
+    lines = [" ".join(line.split()[:2]) for line in shown.splitlines()]
+    variants = [f"lr-{rate}-seed0 done" for rate in ("0.0001", "0.0003", "0.001")]
+    assert lines == ["round 1", *variants, "round 2", f"{kept[0]}-seed0 done"]
+
+
+def test_rounds_that_are_still_to_come_are_shown(halved, tmp_path, capsys):
+    values, _ = halved
+    Workshop.open(file := written(tmp_path, **values), out=tmp_path / "out").show_plan(jobs(load_study(file)))
+    first, *variants, last = capsys.readouterr().out.splitlines()
+    assert (first, last) == ("round 1 of 2: 3 variants, 1 epoch", "round 2 of 2: not chosen yet, 2 epochs")
+    assert all("not started" in line for line in variants)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_round_of_a_folder_without_its_study_is_checked_by_its_recipes(halved, tmp_path):
+    """As older versions left it."""
+    values, out = halved
+    shutil.copytree(out, tmp_path / "out")
+    (tmp_path / "out" / "study.yaml").unlink()
+    with pytest.raises(UserError, match=r"round-1.*training\.epochs was 1, is 2"):
+        study(written(tmp_path, **values | {"budget": {"epochs": 6}}), out=tmp_path / "out")
 
 
 # ---------------------------------------------------------------------------------------------------- the table

@@ -68,7 +68,7 @@ def print_catalogue(what: str, search: str = "") -> None:
             raise UserError(f"no name among the {kind} contains '{search}'")
         width = max((len(name) for name, _ in entries), default=0)
         for name, text in entries:
-            console.print(f"  {name:<{width}}  {text}".rstrip(), markup=False)
+            console.print(f"  {name:<{width}}  {text}".rstrip())
 
 
 def describe(name: str, changes: Mapping[str, Any]) -> str:

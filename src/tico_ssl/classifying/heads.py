@@ -18,7 +18,7 @@ from tico_ssl.data.source import Source
 from tico_ssl.evaluations._classification.training import Classifier, Job, train_classifier
 from tico_ssl.evaluations._context import Context
 from tico_ssl.features.extraction import extract
-from tico_ssl.features.linear import fit_probe
+from tico_ssl.features.linear import fit_probe, number_held_out
 from tico_ssl.features.scores import top_accuracies
 from tico_ssl.results.record import Numbers
 from tico_ssl.runtime import distributed
@@ -46,7 +46,7 @@ def fitted(context: Context, config: LinearHead, classes: tuple[str, ...]) -> tu
     features, labels = known(context.train, "training")
     say(f"fitting a linear head to {counted(len(features), 'image')}")
     probe = fit_probe(features, labels, config, len(classes), chosen_on)
-    images = len(chosen_on[1]) if chosen_on is not None else max(1, round(config.held_out * len(labels)))
+    images = len(chosen_on[1]) if chosen_on is not None else number_held_out(len(labels), config)
     chosen = {"weight_decay": probe.weight_decay, "validation_images": images}
     return ImageClassifier(backbone.built, probe.folded(), classes), chosen
 

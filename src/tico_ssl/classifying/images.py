@@ -19,12 +19,12 @@ Places = list[str | list[str]]
 """Folders and data sets by name, and lists of image files."""
 
 
-def places_of(given: Sequence[str]) -> Places:
+def places_of(given: Sequence[str | Path]) -> Places:
     """What is given, in order, with patterns expanded. Needs no torch."""
     if not given:
         raise UserError("which images? Give folders, files or patterns")
     places: Places = []
-    for place in (found for each in given for found in _expanded(each)):
+    for place in (found for each in given for found in _expanded(str(each))):
         path = Path(place).expanduser()
         if path.is_file() and path.suffix.lower() in SUFFIXES:
             if not places or isinstance(places[-1], str):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from tico_ssl.classifying.tables import require_top
 from tico_ssl.data.images import ImageLike
 from tico_ssl.networks.backbones import Backbone
 
@@ -37,6 +38,7 @@ class ImageClassifier(nn.Module):
 
     def predict(self, images: ImageLike | Sequence[ImageLike], top: int = 5) -> list[list[tuple[str, float]]]:
         """The likeliest classes of each image with their probabilities, in falling order."""
+        require_top(top)
         return [
             [(self.classes[number], probability) for number, probability in ranking]
             for part in self.preprocess(images).split(BATCH)

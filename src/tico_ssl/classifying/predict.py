@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tico_ssl.classifying.images import open_places, places_of
 from tico_ssl.classifying.journal import Batch, Journal
 from tico_ssl.classifying.place import classifier_file
-from tico_ssl.classifying.tables import Row, require_table, write_table
+from tico_ssl.classifying.tables import Row, require_table, require_top, write_table
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import digest
 from tico_ssl.runtime.json_lines import write_json_lines
@@ -55,16 +55,21 @@ class Predictions:
 
 
 def predict(
-    model: str | Path, images: Sequence[str], out: str | Path | None = None, top: int = 5, overwrite: bool = False
+    model: str | Path,
+    images: str | Path | Sequence[str | Path],
+    out: str | Path | None = None,
+    top: int = 5,
+    overwrite: bool = False,
 ) -> Predictions:
     """Name the likeliest classes of images, and write them as .csv, .jsonl or .parquet. The same call continues one
     that was interrupted."""
+    require_top(top)
     file = classifier_file(model)
     path = None if out is None else Path(out).expanduser()
     if path is not None:
         require_table(path)
         _require_new(path, overwrite)
-    places = places_of(images)
+    places = places_of([images] if isinstance(images, str | Path) else images)
 
     from tico_ssl.classifying.storage import load_classifier
     from tico_ssl.features.extraction import needed_side

@@ -7,10 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from tico_ssl.results.formats import require_kind, safe_cell
+from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import written_atomically
 
 Row = list[str | float]
 """A file, and its likeliest classes, each followed by its probability."""
+
+
+def require_top(top: int) -> None:
+    """Refuse to name no class."""
+    if top < 1:
+        raise UserError(f"top is {top}: at least one class has to be named")
 
 
 def columns(top: int) -> list[str]:

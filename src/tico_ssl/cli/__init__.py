@@ -8,6 +8,7 @@ from tico_ssl.cli._app import app
 from tico_ssl.runtime.errors import told
 from tico_ssl.runtime.interrupts import answered
 from tico_ssl.runtime.launcher import adopt_srun
+from tico_ssl.runtime.printing import accept_all_text
 
 __all__ = ["app", "main"]
 
@@ -16,6 +17,7 @@ def main() -> None:
     """Run a command; what a user can put right is one line on stderr and exit code 2, or 3 for a training that became
     NaN."""
     try:
+        accept_all_text()
         adopt_srun()
         try:
             with answered(end=True):

@@ -100,13 +100,15 @@ def exit_code(stop: KeyboardInterrupt) -> int:
 
 
 def split_words(words: list[str]) -> tuple[str | None, dict[str, Any]]:
-    """The recipe, which has no '=' in it, and the overrides."""
-    names = [word for word in words if "=" not in word]
+    """The recipe and the overrides."""
+    from tico_ssl.config.recipe import is_override
+
+    names = [word for word in words if not is_override(word)]
     if len(names) > 1:
         there = [name for name in names[1:] if Path(name).expanduser().exists()]
         images = f"; images are given with --data {shlex.quote(there[0])}" if there else ""
         raise UserError(f"expected one recipe, got {', '.join(names)}; overrides are written key=value{images}")
-    return (names[0] if names else None), changes_of(word for word in words if "=" in word)
+    return (names[0] if names else None), changes_of(word for word in words if is_override(word))
 
 
 def changes_of(words: Iterable[str]) -> dict[str, Any]:

@@ -57,4 +57,6 @@ def export_format(context: typer.Context, incomplete: str) -> list[str]:
 
 def _given(context: typer.Context) -> list[str]:
     """The words before this one that are no overrides."""
-    return [word for word in context.params.get("words") or [] if "=" not in word]
+    from tico_ssl.config.recipe import is_override
+
+    return [word for word in context.params.get("words") or [] if not is_override(word)]

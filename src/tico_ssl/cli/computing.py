@@ -163,6 +163,7 @@ def evaluate(
     ] = None,
 ) -> None:
     """Evaluate a backbone beside an untrained one. `all` runs every protocol that the data allow, cheap ones first."""
+    from tico_ssl.config.recipe import is_override
     from tico_ssl.evaluations._evaluate import ALL, evaluate_all, imported
     from tico_ssl.evaluations._single import NotSaved
     from tico_ssl.features.homes import home_of, is_model_name
@@ -170,10 +171,10 @@ def evaluate(
     from tico_ssl.results.table import print_results
     from tico_ssl.runtime.progress import is_main, say
 
-    protocols = [word for word in words or [] if "=" not in word] or ([ALL] if quick else [])
+    protocols = [word for word in words or [] if not is_override(word)] or ([ALL] if quick else [])
     if not protocols:
         raise typer.BadParameter("which protocol? See `tico list evaluations`")
-    overrides = changes_of(word for word in words or [] if "=" in word)
+    overrides = changes_of(word for word in words or [] if is_override(word))
     try:
         subject = run if weights is None else str(imported(run, weights, data))
         cache, anew = not no_cache, again or no_cache
@@ -195,7 +196,7 @@ def evaluate(
     if not is_model_name(subject):
         say(f"use it     from tico_ssl import load_backbone; backbone = load_backbone({subject!r})")
     if quick:
-        changes = [word for word in words or [] if "=" in word]
+        changes = [word for word in words or [] if is_override(word)]
         others = [word for other in beside for word in ("--against", other)]
         options = [*data_words(data), *others, *(["--bf16"] if bf16 else [])]
         say(f"next       {command('evaluate', subject, ALL, *changes, *options)}")

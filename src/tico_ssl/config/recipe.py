@@ -7,20 +7,27 @@ the base's.
 """
 
 import functools
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import Field, create_model, model_validator
 
 from tico_ssl.config import catalogue
 from tico_ssl.config.section import MethodConfig, Section, ViewShape, validate
-from tico_ssl.config.sections import IMAGENET_MEAN, BackboneConfig, DataConfig, OptimizerConfig, TrainingConfig
+from tico_ssl.config.sections import (
+    BACKBONE_LIBRARIES,
+    IMAGENET_MEAN,
+    BackboneConfig,
+    DataConfig,
+    OptimizerConfig,
+    TrainingConfig,
+)
 from tico_ssl.config.views import ViewPolicy, named_policy
-from tico_ssl.config.yaml_text import MOST_BYTES, parse_yaml
+from tico_ssl.config.yaml_text import MOST_BYTES, dump_yaml, parse_yaml
 from tico_ssl.runtime.errors import UserError, suggestion
 from tico_ssl.runtime.wording import counted
 
@@ -61,6 +68,15 @@ class Recipe(Section):
     def _batch(self) -> "Recipe":
         """As far as one process takes all images: with several, each takes a part of these."""
         self.method.check_batch(self.training.batch_size, self.training.batch_size // self.training.parts)
+        return self
+
+    @model_validator(mode="after")
+    def _library_and_model(self) -> "Recipe":
+        """Whether the library has the model, only the library knows."""
+        library, _, model = (name := self.backbone.name).partition("/")
+        if library not in BACKBONE_LIBRARIES or not model:
+            libraries = ", ".join(sorted(BACKBONE_LIBRARIES))
+            raise ValueError(f"backbone.name '{name}' must be library/model with library one of {libraries}")
         return self
 
     @model_validator(mode="after")
@@ -123,6 +139,14 @@ def recipe_summary(name: str) -> str:
     return str(_raw(name, [])[0].get("description", "")).strip()
 
 
+def is_override(word: str) -> bool:
+    """Whether a word of a command is key=value. Keys have no slashes, so runs/lr=0.1 is a path; lr=0.1.yaml is one if
+    there is such a file."""
+    key, equals, _ = word.partition("=")
+    is_path = "/" in key or os.sep in key or (Path(word).suffix in YAML and Path(word).is_file())
+    return bool(equals) and not is_path
+
+
 def parse_override(text: str) -> tuple[str, Any]:
     """'training.epochs=5' as key and value; the value is parsed as YAML."""
     key, equals, value = text.partition("=")
@@ -133,7 +157,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 def dump_recipe(recipe: Recipe) -> str:
     """The recipe as YAML, itself a valid recipe."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, width=120)
+    return dump_yaml(recipe.model_dump(mode="json"))
 
 
 def _raw(

@@ -197,9 +197,9 @@ class TrainingConfig(Section):
     batch_size: Annotated[int, Field(ge=2)] = 256
     """Global batch size: images per step over all processes."""
     least_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps of a run on few images: if epochs would make fewer, batches are halved (down to 32 images) until an epoch has
-    four steps, and epochs, warm-up and the interval of kNN grow. If epochs or batch_size are given, the default is 0:
-    nothing is adapted."""
+    """Steps of a run on few images: if epochs would make fewer, batches are halved (down to 32 images) until an epoch
+    has four steps, and epochs, warm-up and the interval of kNN grow. If epochs or batch_size are given, the default is
+    0: nothing is adapted."""
     init: str | None = None
     """Weights that the backbone starts from: the public ones of a model (torchvision/resnet50), a checkpoint of another
     program, a run or a backbone file. Default: random."""

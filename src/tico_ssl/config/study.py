@@ -10,13 +10,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import Field, field_validator, model_validator
 
 from tico_ssl.config import catalogue
 from tico_ssl.config.recipe import Recipe, full_key, load_recipe, yaml_text
 from tico_ssl.config.section import Section, validate
-from tico_ssl.config.yaml_text import parse_yaml
+from tico_ssl.config.yaml_text import dump_yaml, parse_yaml
 from tico_ssl.runtime.errors import UserError, suggestion
 from tico_ssl.runtime.wording import counted
 
@@ -271,4 +270,4 @@ def _touches(key: str, other: str) -> bool:
 
 def dump_study(study: Study) -> str:
     """The study as YAML, itself a valid study."""
-    return yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, width=120)
+    return dump_yaml(study.model_dump(mode="json"))

@@ -63,13 +63,23 @@ def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
     return {first: [pair for pair in resolvers if pair[0] not in others] for first, resolvers in known}
 
 
+class _Dumper(yaml.SafeDumper):
+    """YAML in which every text that a reader would take for something else is quoted."""
+
+
 _Loader.yaml_implicit_resolvers = _resolvers()
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"), list("-+0123456789")
-)
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+    )
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"), list("-+0123456789")
+    )
+
+
+def dump_yaml(values: Any) -> str:
+    """Values as YAML that `parse_yaml` reads as the same values."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=120)
 
 
 def parse_yaml(text: str, where: str) -> Any:

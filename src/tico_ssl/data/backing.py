@@ -121,7 +121,7 @@ class OnDisk:
 
     def _open(self, name: str, also: int = os.O_CREAT | os.O_APPEND) -> FileIO:
         flags = os.O_RDWR | also | getattr(os, "O_BINARY", 0)
-        return FileIO(os.open(self.folder / name, flags, 0o600), "r+")
+        return cache_folder.HeldFile(os.open(self.folder / name, flags, 0o600), "r+")
 
     def _pixels(self, number: int, also: int = os.O_CREAT | os.O_APPEND) -> FileIO:
         """A file of pixels of this folder, not of one that another command has made since this one was removed."""

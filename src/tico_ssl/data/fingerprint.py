@@ -36,20 +36,24 @@ def glance(source: Source) -> Glance:
 
 def require_same_images(source: Source, file: Path) -> None:
     """Write the numbers of a new run's images to a file; refuse to resume a run with images that have others."""
-    now = glance(source)
     if not file.is_file():
-        write_atomically(file, json.dumps(now) + "\n")
+        write_atomically(file, json.dumps(glance(source)) + "\n")
         return
-    try:
-        before = json.loads(file.read_text(encoding="utf-8"))
-        changed = [key for key, value in now.items() if None not in (value, before[key]) and value != before[key]]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{file}: damaged; remove it to resume with the images as they are now") from error
-    if changed:
+    if changed := changed_images(source, file):
         raise UserError(
             f"{source.name}: not the images that the run began with ({', '.join(changed)} changed): restore them, "
             f"or start a new run; to resume nevertheless, remove {file}"
         )
+
+
+def changed_images(source: Source, file: Path) -> list[str]:
+    """Which numbers of a run's images these images do not have."""
+    now = glance(source)
+    try:
+        before = json.loads(file.read_text(encoding="utf-8"))
+        return [key for key, value in now.items() if None not in (value, before[key]) and value != before[key]]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{file}: damaged; remove it to go on with the images as they are now") from error
 
 
 def _some(source: Source, most: int) -> Source:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 from tico_ssl.data import formats
@@ -25,9 +26,22 @@ def as_source(data: Given) -> str | list[str]:
         places = [os.fspath(place) for place in data if not isinstance(place, tuple)]
         return places[0] if len(places) == 1 else places
 
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise UserError(f"data={data!r}: a place, a data set, or a list of places or images is expected")
+
     from tico_ssl.data.formats.dataset import hand_over  # a caller with such an object has imported torch
 
     return hand_over(data)
+
+
+def places_in(folder: Path, source: str | list[str]) -> str | list[str]:
+    """A source that was given in another working directory, for this one: what is there, by its full path."""
+    if not isinstance(source, str):
+        return [place for one in source for place in [places_in(folder, one)] if isinstance(place, str)]
+    if (folder / source).exists():
+        return str(folder / source)
+    kind, colon, place = source.partition(":")
+    return f"{kind}:{folder / place}" if colon and not is_url(source) and (folder / place).exists() else source
 
 
 def in_words(data: Given | None) -> str:

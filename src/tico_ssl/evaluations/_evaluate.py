@@ -40,6 +40,8 @@ def evaluate(
         result = evaluate("runs/mine", "knn", data="labelled/")
         result.numbers["trained"]["top1_k20"], result.intervals["trained"]["top1_k20"]
     """
+    if not isinstance(protocol, str) or protocol == ALL:
+        raise UserError("evaluate computes one protocol: call it for each, or give `tico evaluate RUN all`")
     subject = run if weights is None else imported(run, weights, data)
     try:
         return evaluate_all(subject, [protocol], data, overrides, cache, bf16, against=against)[0]

@@ -40,7 +40,7 @@ def export(
         export("runs/mine", "onnx", "backbone.onnx", preprocessing="inside")
     """
     export_with_snippet(run, format, out, network, preprocessing)
-    return Path(out)
+    return _path(format, out)
 
 
 def export_with_snippet(
@@ -58,13 +58,13 @@ def export_with_snippet(
         _require_graph(run, format, network)
     else:
         backbone_file(run)
+    path = _path(format, out)
     options = _options(format, Origin(Path(run).expanduser(), network), preprocessing)
     if network == "target":
         _require_checkpoint(Path(run).expanduser())
     _require_installed(format)
 
     module = catalogue.load("exporting", format)
-    path = Path(usual_name(format) if out is None else out).expanduser()
     backbone = _load(run, network)
     path.parent.mkdir(parents=True, exist_ok=True)
     snippet: str = module.write(backbone, path, **options)
@@ -74,6 +74,15 @@ def export_with_snippet(
 def usual_name(format: str) -> str:
     """Name of a format's file, if the user gives none."""
     return str(catalogue.declaration("exporting", format, "OUT", "backbone.pth"))
+
+
+def _path(format: str, out: str | Path | None) -> Path:
+    """What is written: a file, unless the format's usual name is that of a folder."""
+    usual = usual_name(format)
+    path = Path(usual if out is None else out).expanduser()
+    if path.is_dir() and Path(usual).suffix:
+        raise UserError(f"'{out}' is a folder: --out takes a file, such as {path / usual}")
+    return path
 
 
 def _require_one_of(option: str, given: str, valid: tuple[str, ...]) -> None:

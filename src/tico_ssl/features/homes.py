@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tico_ssl.config.sections import BACKBONE_LIBRARIES
-from tico_ssl.data.given import Given, as_source, require_data
+from tico_ssl.config.sections import BACKBONE_LIBRARIES, DataConfig
+from tico_ssl.data.given import Given, as_source, places_in, require_data
+from tico_ssl.data.remote.urls import is_url
 from tico_ssl.results.run_folder import Run, backbone_file, open_run
 from tico_ssl.runtime.errors import UserError
 
@@ -48,9 +49,30 @@ def require_backbone(run: str | Path, data: Given | None) -> None:
     """Require a trained backbone, and data that exist."""
     backbone_file(run)
     if data is None and Path(run).expanduser().is_dir():
-        require_data(open_run(run).recipe().data.source)
+        _require_own_data(run)
     else:
         _require_images(run, data)
+
+
+def data_of(run: Run) -> DataConfig:
+    """The data of a run's recipe, as they are called in this working directory."""
+    config, begun = run.recipe().data, run.begun_in()
+    if begun is None or begun == Path.cwd():
+        return config
+    return config.model_copy(update={key: places_in(begun, getattr(config, key)) for key in ("source", "root")})
+
+
+def _require_own_data(run: str | Path) -> None:
+    source = data_of(open_run(run)).source
+    for place in [source] if isinstance(source, str) else source:
+        try:
+            require_data(place)
+        except UserError as error:
+            if is_url(place) or Path(place).expanduser().exists():
+                raise
+            raise UserError(
+                f"{run} was trained on '{place}', which is not here: say where it is with --data"
+            ) from error
 
 
 @dataclass(frozen=True)

@@ -66,11 +66,16 @@ def fit_probe(
     return Probe(fit_linear(features, labels, weight_decay, config.iterations, classes), mean, std, weight_decay)
 
 
+def number_held_out(images: int, config: LinearConfig) -> int:
+    """Of how many training images the weight decay is chosen: at least one, and one is left to train on."""
+    return min(images - 1, max(1, round(config.held_out * images)))
+
+
 def _best_decay(train: Tensor, labels: Tensor, config: LinearConfig) -> float:
     if len(config.weight_decays) == 1:
         return config.weight_decays[0]
     order = torch.randperm(len(train), generator=generator(config.seed, "probe")).to(train.device)
-    held = min(len(train) - 1, max(1, round(config.held_out * len(train))))
+    held = number_held_out(len(train), config)
     out, kept = order[:held], order[held:]
     return _best_on((train[kept], labels[kept]), (train[out], labels[out]), config, int(labels.max()) + 1)
 

@@ -10,18 +10,19 @@ from pathlib import Path
 import torch
 
 from tico_ssl.config.sections import FOUND, IMAGENET_MEAN, IMAGENET_STD, BackboneConfig, DataConfig
-from tico_ssl.data.given import Given, as_source
+from tico_ssl.data.fingerprint import changed_images
+from tico_ssl.data.given import Given, as_source, in_words, places_in
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_training
 from tico_ssl.features.extraction import image_batches, needed_side
-from tico_ssl.features.homes import MODELS, home_of, is_model_name, others_beside
+from tico_ssl.features.homes import MODELS, data_of, home_of, is_model_name, others_beside
 from tico_ssl.features.lazy import LazyBackbone, described
 from tico_ssl.networks.backbones import Backbone, build_backbone
 from tico_ssl.networks.batch_norm import calibrate
 from tico_ssl.networks.foreign import match, read_tensors
 from tico_ssl.networks.storage import load_backbone, save_backbone
 from tico_ssl.results.record import same_source
-from tico_ssl.results.run_folder import backbone_file, open_run
+from tico_ssl.results.run_folder import Run, backbone_file, open_run
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import digest
 from tico_ssl.runtime.progress import say
@@ -64,11 +65,28 @@ def open_subject(run: str | Path, data: Given | DataConfig | None = None) -> Sub
         backbone = _build(str(run), config)
         return Subject(backbone, config, "untrained", 0, home_of(run), trained=False)
     file = backbone_file(run)
-    recipe = open_run(run).recipe() if Path(run).expanduser().is_dir() else None
-    seed, source = (0, None) if recipe is None else (recipe.training.seed, recipe.data.source)
     backbone, checkpoint = _opened(file)
     config = data_config(run, data, backbone)
+    if not Path(run).expanduser().is_dir():
+        return Subject(backbone, config, checkpoint, 0, home_of(run))
+    seed, source = open_run(run).recipe().training.seed, data_of(open_run(run)).source
+    if same_source(source, config.source) and _are_others(open_run(run), backbone):
+        if data is None:
+            where = "say where they are with --data"
+            raise UserError(f"{run} was trained on other images than '{in_words(source)}' here; {where}")
+        source = None
     return Subject(backbone, config, checkpoint, seed, home_of(run), pretrained_on=source)
+
+
+def _are_others(run: Run, backbone: Backbone) -> bool:
+    """Whether there are other images here by the name of those that a run was trained on. Where it began, or by their
+    full path, they are its own, whatever has been done to them since."""
+    config, begun = data_of(run), run.begun_in()
+    places = [config.source] if isinstance(config.source, str) else config.source
+    own = all(Path(place).expanduser().is_absolute() or not Path(place).exists() for place in places)
+    if own or begun == Path.cwd() or not run.images_file.is_file():
+        return False
+    return bool(changed_images(open_training(config, backbone.config.channels), run.images_file))
 
 
 def _opened(file: Path) -> tuple[Backbone, str]:
@@ -158,9 +176,13 @@ def data_config(run: str | Path, data: Given | DataConfig | None, backbone: Back
     if isinstance(data, DataConfig):
         return data
     if Path(run).expanduser().is_dir():
-        config = open_run(run).recipe().data
-        other = {"limit": None, "held_out": 0.0}
-        return config if data is None else config.model_copy(update={"source": as_source(data), **other})
+        config, begun = data_of(open_run(run)), open_run(run).begun_in()
+        if data is None:
+            return config
+        given = as_source(data)
+        if begun not in (None, Path.cwd()):  # in results, paths that are not full are those of the run
+            given = places_in(Path.cwd(), given)
+        return config.model_copy(update={"source": given, "limit": None, "held_out": 0.0})
     if data is None:
         raise UserError(f"{run}: say which images with --data")
     size, mean, std, range = backbone.image_size, backbone.mean, backbone.std, backbone.limits or FOUND

@@ -106,8 +106,9 @@ class LightningMethod(LightningModule):
         """Write the backbone as a file that every command and `load_backbone` take."""
         if not isinstance(self.method.backbone, Backbone):
             raise UserError("only a backbone that was built by this package can be saved as one of its files")
-        save_backbone(self.method.backbone, Path(path).expanduser())
-        return Path(path)
+        file = Path(path).expanduser()
+        save_backbone(self.method.backbone, file)
+        return file
 
     def _batch(self, given: Given) -> Batch:
         dtype = next(self.method.parameters()).dtype

@@ -40,7 +40,9 @@ def chosen_threshold(nearest: Tensor) -> Threshold:
 @torch.no_grad()
 def groups(rows: Tensor, nearest: Tensor, threshold: float, device: torch.device) -> list[list[int]]:
     """Groups of rows, each with at least two, in the order of their first row. `rows` have length one; `nearest` is the
-    cosine of each to its nearest neighbour: only rows that have one near enough are compared."""
+    cosine of each to its nearest neighbour: only rows that have one near enough are compared. Rounding keeps no image
+    from its exact copy."""
+    threshold = min(threshold, 1 - CLOSEST)
     candidates = (nearest >= threshold).nonzero().ravel()
     pieces = [rows[part].to(device) for part in candidates.split(ROWS)]
     member = np.arange(len(candidates))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def search(
     model: str | Path,
     data: Given,
-    queries: Sequence[str | Path],
+    queries: str | Path | Sequence[str | Path],
     top: int = 12,
     out: str | Path | None = None,
     *,
@@ -33,6 +33,7 @@ def search(
 ) -> list[Found]:
     """The `top` images nearest to each query by cosine similarity, exact; with `out`, also as a page, a contact sheet
     and a table in that folder."""
+    queries = [queries] if isinstance(queries, str | Path) else queries
     _require_queries(queries, top)
     require_split(split)
     require_output_folder(out)

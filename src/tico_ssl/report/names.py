@@ -124,5 +124,5 @@ def data_name(record: Record) -> str:
 def elsewhere(record: Record, result: Line) -> str:
     """Of a result on other data than the run's, on which: no accuracy is that of another data set."""
     data = result.get("data", {}).get("source")
-    own = not isinstance(data, str) or same_source(data, data_name(record))
+    own = not isinstance(data, str) or same_source(data, data_name(record), str(record.environment.get("folder", "")))
     return "" if own else f", on {data}"

@@ -329,4 +329,4 @@ def show(comparison: Comparison) -> None:
     print_table(comparison.head, comparison.texts, comparison.left, comparison.beside)
     more = [f"--all shows {comparison.left_out} more metrics of these protocols."] if comparison.left_out else []
     for note in [*comparison.notes, *more]:
-        console.print(f"- {note}", markup=False)
+        console.print(f"- {note}")

@@ -12,7 +12,7 @@ from typing import Any
 from tico_ssl.config.yaml_text import parse_yaml
 from tico_ssl.results.record import Line, Record, is_number, is_result
 from tico_ssl.results.run_folder import Run, open_run
-from tico_ssl.results.study_state import study_file
+from tico_ssl.results.study_state import last_round, study_file
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.json_lines import parsed_lines
 from tico_ssl.runtime.printing import printable
@@ -92,7 +92,8 @@ def _is_spectrum(line: Line) -> bool:
 
 def is_study(folder: str | Path) -> bool:
     """Whether this is the folder of a study."""
-    return study_file(Path(folder).expanduser()).is_file()
+    path = Path(folder).expanduser()
+    return study_file(path).is_file() or last_round(path) is not None
 
 
 def runs_among(places: Sequence[str | Path]) -> list[str | Path]:
@@ -117,24 +118,30 @@ def some(names: Sequence[str]) -> str:
 
 def _is_something_else(place: Path) -> bool:
     """Whether this exists, and is neither a run nor a study of which a run has started."""
-    a_run = any(place.glob("*/recipe.yaml")) if is_study(place) else Run(place).recipe_file.is_file()
+    a_run = any(_rows_in(place).glob("*/recipe.yaml")) if is_study(place) else Run(place).recipe_file.is_file()
     return place.exists() and not a_run
 
 
 def read_records(folders: Sequence[str | Path]) -> list[Record]:
-    """Runs and the runs of studies, each once; a study's runs in its order, with the times that it measured."""
+    """Runs and the runs of studies, each once; a study's runs in its order, with the times that it measured. Of a study
+    with halving those of the last round."""
     found: dict[Path, Record] = {}
     for folder in folders:
         path = Path(folder).expanduser()
-        records = _runs_of(path) if is_study(path) else [read_record(path)]
+        records = _runs_of(_rows_in(path)) if is_study(path) else [read_record(path)]
         found |= {record.run.folder.resolve(): record for record in records}
     return list(found.values())
 
 
 def failures(folder: str | Path) -> dict[str, str]:
     """Reasons of failed runs of a study, by name."""
-    rows = _rows(Path(folder).expanduser()).values()
+    rows = _rows(_rows_in(Path(folder).expanduser())).values()
     return {name: str(reason) for row in rows for name, reason in row["failed"].items()}
+
+
+def _rows_in(study: Path) -> Path:
+    """The folder of the runs that a study is compared by: its own, or of its last round of halving."""
+    return last_round(study) or study
 
 
 def _runs_of(study: Path) -> list[Record]:

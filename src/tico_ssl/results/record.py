@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from tico_ssl.results.collapse import collapse_signs
@@ -56,10 +57,11 @@ def split_in_words(data: Line) -> str:
     return f"{data['split']}{', seen without labels in pretraining' if data.get(SEEN) else ''}"
 
 
-def same_source(one: str | Sequence[str], other: str | Sequence[str]) -> bool:
-    """Whether data are the same, given as places or as the line that results have of them: `photos` is `photos/`."""
+def same_source(one: str | Sequence[str], other: str | Sequence[str], folder: str = "") -> bool:
+    """Whether data are the same, given as places or as the line that results have of them: `photos` is `photos/`. Paths
+    are relative to a folder, by default the working directory."""
     lines = [given if isinstance(given, str) else " + ".join(given) for given in (one, other)]
-    first, second = ([os.path.abspath(place) for place in line.split(" + ")] for line in lines)  # noqa: PTH100 - urls
+    first, second = ([os.path.abspath(Path(folder, place)) for place in line.split(" + ")] for line in lines)  # noqa: PTH100 - urls
     return first == second
 
 

@@ -13,6 +13,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -118,6 +119,15 @@ class Run:
         """The resolved recipe."""
         return load_recipe(self.recipe_file)
 
+    def begun_in(self) -> Path | None:
+        """The working directory in which training began, to which the recipe's paths are relative; None: unknown. The
+        recipe keeps them as they were given, so that a folder with runs and images can be moved."""
+        try:
+            folder = json.loads(self.environment_file.read_bytes())["folder"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):  # of an older version, or damaged
+            return None
+        return Path(folder) if isinstance(folder, str) else None
+
     def metrics(self) -> list[dict[str, Any]]:
         """Every line of metrics.jsonl."""
         return read_json_lines(self.metrics_file)
@@ -152,15 +162,17 @@ def backbone_file(source: str | Path) -> Path:
     return path
 
 
-def admit(folder: Path, recipe: Recipe, resume: bool, overwrite: bool, longer: bool = True) -> None:
-    """Refuse a folder that must not be written to. Unless `longer`, a resumed run must not get more epochs."""
+def admit(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -> None:
+    """Refuse a folder that must not be written to. A resumed run may get more epochs."""
     if not folder.is_dir() and any(place.is_file() for place in (folder, *folder.parents)):
         raise UserError(f"{folder} is a file, not a folder")
     if not folder.exists() or _barely_begun(Run(folder)):
         return
     run = Run(folder)
     if resume and run.recipe_file.is_file():
-        _require_same(run.recipe(), as_begun(run, recipe), folder, longer)
+        if found := changed(run, recipe, longer=True):
+            own = f"`tico pretrain {quote(str(run.recipe_file))} --out {quote(str(folder))} --resume`"
+            raise UserError(f"{folder} cannot be resumed with another recipe: {found}; {own} goes on with its own")
     elif not run.recipe_file.is_file():
         raise UserError(f"{folder} exists and is not a run folder (it has no recipe.yaml): choose another --out")
     elif not overwrite:
@@ -201,7 +213,7 @@ def create_run(folder: Path, recipe: Recipe, overwrite: bool) -> None:
     for file in run.of_training():  # other files may be another command's, at work now
         remove_temporaries(file)
     if not run.recipe_file.is_file():
-        write_atomically(run.environment_file, json.dumps(environment(), indent=2) + "\n")
+        write_atomically(run.environment_file, json.dumps(environment() | {"folder": str(Path.cwd())}, indent=2) + "\n")
         write_atomically(run.recipe_file, dump_recipe(recipe))  # last: it makes this a run
     elif (old := run.recipe()).training.epochs < recipe.training.epochs:
         training = old.training.model_copy(update={"epochs": recipe.training.epochs})
@@ -220,20 +232,28 @@ def _clear(run: Run) -> None:
     run.recipe_file.unlink()
 
 
-def _require_same(old: Recipe, new: Recipe, folder: Path, longer: bool) -> None:
-    """A bitwise-identical resume needs the same recipe, except that a run may be trained longer."""
-    before, after = flattened(old.model_dump(mode="json")), flattened(new.model_dump(mode="json"))
-    changed = [
+def changed(run: Run, recipe: Recipe, longer: bool) -> str:
+    """What affects the weights and is not as in the recipe of an existing run, in words; nothing if a resume would be
+    bitwise-identical. With `longer`, the number of epochs may have grown."""
+    before, after = (flattened(one.model_dump(mode="json")) for one in (run.recipe(), as_begun(run, recipe)))
+    may_change = [key for key in before.keys() | after.keys() if key.startswith(MAY_CHANGE)]
+    if longer and before[LONGER] < after[LONGER]:
+        may_change.append(LONGER)
+    for key in may_change:
+        before.pop(key, None)
+        after.pop(key, None)
+    return differences(before, after)
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """The first few settings that differ, by path, and how many more do, in words."""
+    found = [
         f"{key} was {before.get(key)}, is {after.get(key)}"
         for key in sorted(before.keys() | after.keys())
-        if _unnumbered(before.get(key)) != _unnumbered(after.get(key)) and not key.startswith(MAY_CHANGE)
-        if not (longer and key == LONGER and before[key] < after[key])
+        if _unnumbered(before.get(key)) != _unnumbered(after.get(key))
     ]
-    if changed:
-        more = f" (and {len(changed) - MOST_SHOWN} more)" if len(changed) > MOST_SHOWN else ""
-        shown = "; ".join(changed[:MOST_SHOWN])
-        own = f"`tico pretrain {quote(str(Run(folder).recipe_file))} --out {quote(str(folder))} --resume`"
-        raise UserError(f"{folder} cannot be resumed with another recipe: {shown}{more}; {own} goes on with its own")
+    more = f" (and {len(found) - MOST_SHOWN} more)" if len(found) > MOST_SHOWN else ""
+    return "; ".join(found[:MOST_SHOWN]) + more
 
 
 def _unnumbered(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """Progress of the runs of a study, read from their folders."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from tico_ssl.results.record import is_result
 from tico_ssl.results.run_folder import Run
 
 TAIL = 8_192  # bytes at the end of metrics.jsonl that hold its last lines
+ROUND = re.compile(r"round-(\d+)")  # the folder of a round of halving
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,18 @@ class State:
 def study_file(folder: Path) -> Path:
     """The study as it was run."""
     return folder / "study.yaml"
+
+
+def round_folder(folder: Path, number: int) -> Path:
+    """The study that is a round of halving, from 1 on."""
+    return folder / f"round-{number}"
+
+
+def last_round(folder: Path) -> Path | None:
+    """The last round of halving of which a run has begun; None: there is none."""
+    names = {file.parent.parent.name for file in folder.glob("round-*/*/recipe.yaml")}
+    numbers = [int(found[1]) for name in names if (found := ROUND.fullmatch(name))]
+    return round_folder(folder, max(numbers)) if numbers else None
 
 
 def state_of(study: Study, run: Run, epochs: int | None) -> State:

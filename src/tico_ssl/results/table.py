@@ -65,12 +65,12 @@ def print_results(results: Sequence[Result]) -> None:
     head = ["protocol", *columns]
     rows = [[one.row_title, *texts] for one, texts in zip(every, zip(*columns.values()), strict=True)]
     console.print()
-    console.print(_title(results[0]), markup=False)
+    console.print(_title(results[0]))
     print_table(head, rows, left=[0], drawn=True)
     for sentence in legend(every, any("[" in text for row in rows for text in row)):
-        console.print(sentence, markup=False)
+        console.print(sentence)
     if (said := verdict(lines)) is not None:
-        console.print(str(said), markup=False)
+        console.print(str(said))
 
 
 def _difference(line: Line, found: Measurement, reference: str) -> str:
@@ -156,7 +156,7 @@ def _print_part(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collec
         console.print(table)
         return
     for line in markdown_lines(head, rows, left):  # whose lines wrap better
-        console.print(line, markup=False)
+        console.print(line)
 
 
 def markdown_lines(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int]) -> list[str]:

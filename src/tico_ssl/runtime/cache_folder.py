@@ -134,9 +134,16 @@ def remove(folder: Path) -> bool:
     return not folder.exists()
 
 
-def held(folder: Path) -> IO[bytes]:
+class HeldFile(FileIO):
+    """A file that is open as long as something holds it."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def held(folder: Path) -> HeldFile:
     """A file; as long as it is open, the folder is not removed to make room."""
-    file = (folder / ABOUT).open("rb+")
+    file = HeldFile(folder / ABOUT, "rb+")
     locked(file, alone=False)
     return file
 

@@ -30,7 +30,7 @@ class SafeConsole(Console):
             yield segment if segment.control else Segment(printable_lines(segment.text), segment.style)
 
 
-console = SafeConsole(highlight=False, soft_wrap=True, emoji=False)
+console = SafeConsole(highlight=False, soft_wrap=True, emoji=False, markup=False)
 
 
 def is_main() -> bool:
@@ -46,19 +46,20 @@ def say(text: str = "") -> None:
     (a full disk, a closed terminal) does not stop the work."""
     if is_main():
         with suppress(OSError):
-            console.print(worded(text), markup=False)
+            console.print(worded(text))
 
 
 def words(field: str) -> TextColumn:
     """A column for a bar, of text that takes what room there is, and is cut where there is none."""
-    return TextColumn(f"{{task.fields[{field}]}}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
+    room = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    return TextColumn(f"{{task.fields[{field}]}}", markup=False, table_column=room)
 
 
 def bar(*columns: TextColumn) -> Progress:
     """A progress bar, silent without a terminal. Steps and time left come first, for narrow terminals."""
     whole = Column(no_wrap=True)
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=BAR),
         MofNCompleteColumn(table_column=whole),
         TimeRemainingColumn(table_column=whole),

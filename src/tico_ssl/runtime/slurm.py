@@ -21,6 +21,7 @@ from tico_ssl.runtime.errors import Interrupted, UserError, suggestion, told
 from tico_ssl.runtime.extras import install_command
 from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.launcher import adopt_srun
+from tico_ssl.runtime.printing import accept_all_text
 from tico_ssl.runtime.progress import is_main, say
 from tico_ssl.runtime.wording import counted
 
@@ -191,6 +192,7 @@ def log_of(home: Path, job: str) -> Path:
 
 def carry_out(work: Callable[[], object]) -> None:
     """Do the work of a job. If it was warned and has kept its state, the job is queued again."""
+    accept_all_text()
     adopt_srun()
     try:
         work()

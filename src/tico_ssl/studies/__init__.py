@@ -19,17 +19,18 @@ from typing import Any
 
 from tico_ssl.config.study import Job, Study, Variant, check, dump_study, expand, jobs, load_study
 from tico_ssl.data.given import as_source
-from tico_ssl.results.run_folder import Run, admit, environment
-from tico_ssl.results.study_state import State, last_epoch, state_of, study_file
+from tico_ssl.results.run_folder import Run, changed, differences, environment, flattened
+from tico_ssl.results.study_state import State, last_epoch, last_round, round_folder, state_of, study_file
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.launcher import launched
-from tico_ssl.runtime.locks import alone_in, locks_exist
+from tico_ssl.runtime.locks import LOCK, alone_in, locks_exist
 from tico_ssl.runtime.progress import say
+from tico_ssl.runtime.slurm import JOBS
 from tico_ssl.runtime.wording import counted
 from tico_ssl.studies import processes, table
 from tico_ssl.studies.cost import epochs_for, read_cost, read_costs, work_of
-from tico_ssl.studies.halving import halved
+from tico_ssl.studies.halving import budgets, halved, in_words, on_to
 from tico_ssl.studies.table import Summary
 
 WORKER = "tico_ssl.studies.worker"
@@ -85,12 +86,41 @@ class Workshop:
         stem = Path(name).stem if Path(name).suffix in (".yaml", ".yml") else str(name)
         folder = Path(out).expanduser() if out is not None else Path("runs") / f"study-{stem}"
         workshop = cls(stem, load_study(name, changes), folder)
-        for job in jobs(workshop.study):
-            if workshop.run_of(job).recipe_file.is_file() and workshop.timed(job.variant):
-                epochs = workshop.epochs(job.variant)
-                recipe = job.variant.load(job.seed, epochs)
-                admit(folder / job.name, recipe, resume=True, overwrite=False, longer=False)  # rows must compare
+        workshop.require_own_folder()
+        workshop.require_same()
         return workshop
+
+    def round(self, number: int) -> "Workshop":
+        """A round of halving, which is a study of its own, from 1 on."""
+        parts = {"halving": None, "budget": budgets(self.study)[number - 1]}
+        return Workshop(self.name, self.study.model_copy(update=parts), round_folder(self.folder, number))
+
+    def require_own_folder(self) -> None:
+        """Refuse a folder that has other things in it than a study; runs of the study may be there before it."""
+        if not self.folder.is_dir() or study_file(self.folder).is_file() or last_round(self.folder) is not None:
+            return
+        known = {LOCK, JOBS, "costs", "logs", *(job.name for job in jobs(self.study))}
+        if any(path.name not in known and path.suffix != ".tmp" for path in self.folder.iterdir()):
+            raise UserError(
+                f"{self.folder} exists and is not the folder of a study (it has no study.yaml): choose another --out"
+            )
+
+    def require_same(self) -> None:
+        """Refuse settings that are not those of the runs that exist, as rows must compare."""
+        for job in jobs(self.study):
+            run = self.run_of(job)
+            if run.recipe_file.is_file() and self.timed(job.variant):
+                recipe = job.variant.load(job.seed, self.epochs(job.variant))
+                self._refuse(run.folder, changed(run, recipe, longer=False))
+        if (begun := last_round(self.folder)) is not None and study_file(self.folder).is_file():
+            before, after = (_halving_of(one) for one in (load_study(study_file(self.folder)), self.study))
+            self._refuse(begun, differences(before, after))  # may change what is kept, and no recipe
+        for number in range(1, self.study.halving.rounds + 1 if self.study.halving else 1):
+            self.round(number).require_same()
+
+    def _refuse(self, place: Path, found: str) -> None:
+        if found:
+            raise UserError(f"{place} was made by another study: {found}; choose another --out")
 
     def timed(self, variant: Variant) -> bool:
         """Whether the number of epochs of a variant is known."""
@@ -113,6 +143,7 @@ class Workshop:
 
     def run(self, chosen: list[Job], width: int) -> Summary:
         """Time the variants that need it, carry out unfinished runs, and write the table."""
+        self.require_backbones([job for job in chosen if not self.state(job).done])
         self.begin()
         try:
             self._time([job for job in chosen if not self.state(job).done], width)
@@ -125,9 +156,29 @@ class Workshop:
             table.write(summary)
         return summary
 
+    def require_backbones(self, open_jobs: Sequence[Job]) -> None:
+        """Build the network of each kind that these runs have, before any of them begins: only its library knows
+        whether there is such a model."""
+        recipes = [(name, variant.load()) for name, variant in {j.variant.name: j.variant for j in open_jobs}.items()]
+        kinds = {recipe.backbone.model_dump_json(): (name, recipe) for name, recipe in reversed(recipes)}
+        if not kinds:
+            return
+
+        import torch
+
+        from tico_ssl.networks.backbones import build_network
+
+        with torch.random.fork_rng(devices=[]):
+            for name, recipe in reversed(kinds.values()):
+                try:
+                    build_network(recipe.backbone, recipe.data.image_size)
+                except UserError as error:
+                    raise UserError(f"run {name}: {error}") from error
+
     def begin(self) -> None:
         """Write down what is studied."""
-        (self.folder / "costs").mkdir(parents=True, exist_ok=True)
+        costs = [] if self.study.halving else ["costs"]  # otherwise those of the rounds
+        self.folder.joinpath(*costs).mkdir(parents=True, exist_ok=True)
         write_atomically(study_file(self.folder), dump_study(self.study))
         write_atomically(self.folder / "environment.json", json.dumps(environment(), indent=2) + "\n")
 
@@ -190,7 +241,10 @@ class Workshop:
         return table.summarise(self.name, self.study, self.folder, self.variants, done, failed)
 
     def show_plan(self, chosen: list[Job]) -> None:
-        """Print the runs and their states."""
+        """Print the runs and their states, those of every round of halving."""
+        if self.study.halving is not None:
+            self._show_rounds(chosen, self.study.halving.rounds)
+            return
         lines = []
         for job in chosen:
             own = {key: value for key, value in job.variant.changes.items() if self.study.overrides.get(key) != value}
@@ -201,6 +255,16 @@ class Workshop:
         for line in lines:
             say("  ".join(f"{text:<{width}}" for text, width in zip(line, widths)).rstrip())
 
+    def _show_rounds(self, chosen: list[Job], rounds: int) -> None:
+        asked = {job.variant.name for job in chosen}
+        for number, budget in enumerate(budgets(self.study), 1):
+            names = on_to(self, number)
+            what = "not chosen yet" if names is None else counted(len(names), "variant")
+            say(f"round {number} of {rounds}: {what}, {in_words(budget)}")
+            here = self.round(number)
+            if shown := [job for job in jobs(here.study) if job.variant.name in asked & {*(names or [])}]:
+                here.show_plan(shown)
+
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Lock the study's folder."""
@@ -208,6 +272,11 @@ class Workshop:
             raise UserError(f"{self.folder} cannot be a folder: there is a file of that name")
         with alone_in(self.folder, f"another `tico study` is running in {self.folder}"):
             yield
+
+
+def _halving_of(study: Study) -> dict[str, Any]:
+    """What the rounds of a study depend on beside the recipes."""
+    return flattened(study.model_dump(mode="json", include={"halving", "budget"}))
 
 
 def _speed(folder: Path, variant: Variant) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tico_ssl.config.study import Budget, Halving, Job, Study, jobs
 from tico_ssl.results.metrics import all_of_each
+from tico_ssl.results.study_state import round_folder
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import write_atomically
 from tico_ssl.runtime.progress import say
@@ -20,6 +21,9 @@ from tico_ssl.studies.table import Summary
 
 if TYPE_CHECKING:
     from tico_ssl.studies import Workshop
+
+
+STORY = "halving.json"
 
 
 def budgets(study: Study) -> list[Budget]:
@@ -44,11 +48,13 @@ def halved(work: "Workshop", chosen: Iterable[Job], width: int) -> Summary:
     rounds, story = budgets(study), []
     if not all(variant.load().data.held_out for variant in work.variants):
         say("note: variants are chosen by the images that they are evaluated on; data.held_out=0.1 chooses by others")
+    work.begin()
     for number, budget in enumerate(rounds, 1):
-        folder = work.folder / f"round-{number}"
-        _keep_costs(work.folder / f"round-{number - 1}", folder)
-        here = type(work)(work.name, study.model_copy(update={"halving": None, "budget": budget}), folder)
-        say(f"round {number} of {len(rounds)}: {len(names)} variants, {_in_words(budget)}")
+        folder = round_folder(work.folder, number)
+        _keep_costs(round_folder(work.folder, number - 1), folder)
+        here = work.round(number)
+        here.require_same()  # again: costs may be known only now
+        say(f"round {number} of {len(rounds)}: {counted(len(names), 'variant')}, {in_words(budget)}")
         summary = here.run(jobs(here.study, names), width)
         ranked = ranking(summary, study.halving)
         if not ranked:
@@ -56,10 +62,21 @@ def halved(work: "Workshop", chosen: Iterable[Job], width: int) -> Summary:
         names = [name for name, _ in ranked][: max(1, round(study.halving.keep * len(names)))]
         story.append({"round": number, "budget": budget.model_dump(exclude_none=True), "by": study.halving.by})
         story[-1] |= {"ranking": ranked} if number == len(rounds) else {"ranking": ranked, "kept": names}
-        write_atomically(work.folder / "halving.json", json.dumps(story, indent=2) + "\n")
+        write_atomically(work.folder / STORY, json.dumps(story, indent=2) + "\n")
         word, shown = ("best", ranked[:1]) if number == len(rounds) else ("kept", ranked[: len(names)])
         say(f"{word} by {study.halving.by}: {', '.join(f'{name} {value:.1f}' for name, value in shown)}")
     return summary
+
+
+def on_to(work: "Workshop", number: int) -> list[str] | None:
+    """The variants of a round of a study, from 1 on; None: the round before has not chosen them yet."""
+    if number == 1:
+        return [variant.name for variant in work.variants]
+    try:
+        kept: list[str] = json.loads((work.folder / STORY).read_bytes())[number - 2]["kept"]
+    except (OSError, ValueError, LookupError, TypeError):  # not so far, or somebody has edited it
+        return None
+    return kept
 
 
 def ranking(summary: Summary, halving: Halving) -> list[tuple[str, float]]:
@@ -82,6 +99,7 @@ def _keep_costs(before: Path, folder: Path) -> None:
             shutil.copy(file, folder / "costs")
 
 
-def _in_words(budget: Budget) -> str:
+def in_words(budget: Budget) -> str:
+    """How long every run of a round trains."""
     words = counted(budget.epochs, "epoch") if budget.epochs is not None else f"{budget.seconds:g} s"
     return f"the time of {words} of {budget.epochs_of}" if budget.epochs_of is not None else words

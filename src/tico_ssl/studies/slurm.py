@@ -101,6 +101,7 @@ def submit_study(
         lines = [f"{done} of {counted(len(chosen), 'run')} are done, {there} are in the queue already"]
         if not open_jobs:
             return lines
+        work.require_backbones(open_jobs)
         work.begin()
         folder = str(work.folder.resolve())
         timing = None

@@ -215,7 +215,7 @@ def show(summary: Summary) -> None:
     console.print()
     print_table(head, cells, _left(head), [i for i, name in enumerate(head) if name in ("untrained", GAIN)])
     for name, reason in summary.failures.items():
-        console.print(f"failed     {name}: {reason}", markup=False)
+        console.print(f"failed     {name}: {reason}")
 
 
 def _left(head: Sequence[str]) -> list[int]:

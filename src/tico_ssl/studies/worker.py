@@ -15,6 +15,7 @@ from tico_ssl.evaluations._single import evaluate_with
 from tico_ssl.results.run_folder import Run
 from tico_ssl.results.study_state import last_epoch, study_file, unevaluated
 from tico_ssl.runtime.errors import Interrupted, UserError, told
+from tico_ssl.runtime.printing import accept_all_text
 from tico_ssl.studies.cost import epochs_for, read_costs, write_cost
 from tico_ssl.studies.timing import measure
 from tico_ssl.training.start import pretrain
@@ -86,6 +87,7 @@ def lock(file: IO[str]) -> None:
 def main() -> None:
     """Do one task; an error is the last line of the output."""
     task, folder, name = sys.argv[1:]
+    accept_all_text()
     follow_parent()
     wait_for_predecessor()
     try:

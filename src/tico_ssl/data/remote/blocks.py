@@ -16,7 +16,6 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 from zlib import crc32
 
 from tico_ssl.data.remote.stores import Known
@@ -42,7 +41,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path, self.since = path, time.time() - TICK
-        self._held: IO[bytes] = cache_folder.held(path)
+        self._held = cache_folder.held(path)
         self._lock = threading.Lock()
         self._allowed, self._promised, self._full_at = 0, 0, -PATIENCE
 
