@@ -5,7 +5,7 @@ import math
 import re
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from tico_ssl.data.listings import read_json
 from tico_ssl.evaluations._detection.pictures import Instance, Listing, Picture, Pictures
@@ -114,7 +114,7 @@ def _instance(file: Path, row: dict[str, Any], label: int) -> Instance:
     return Instance(label, (left, top, left + width, top + height), outline, size, bool(crowd))
 
 
-def _is_finite(value: Any) -> bool:
+def _is_finite(value: Any) -> TypeGuard[float]:
     """A number that can be computed with; JSON has integers of any size, and NaN."""
     return is_number(value) and math.isfinite(value)
 
