@@ -91,7 +91,7 @@ def share_statistics(model: M) -> M:
     """Make every BatchNorm of the model use the statistics of the global batch over processes."""
     if not distributed.active():
         return model
-    kinds = {type(module) for module in model.modules() if isinstance(module, _BatchNorm)}
+    kinds: set[type[nn.Module]] = {type(module) for module in model.modules() if isinstance(module, _BatchNorm)}
     shared = {kind: _shared_form(kind) for kind in kinds - {nn.SyncBatchNorm}}
     if next(model.parameters()).is_cuda:
         _convert_on_gpu(model, SharedBatchNormAct in shared.values())
@@ -120,7 +120,7 @@ def _convert_on_gpu(model: nn.Module, has_activations: bool) -> None:
         return
     from timm.layers.norm_act import convert_sync_batchnorm  # loaded already, with the network
 
-    convert_sync_batchnorm(model)
+    convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
