@@ -91,7 +91,7 @@ class LightningMethod(LightningModule):
     def configure_optimizers(self) -> Any:
         """The recipe's optimiser and schedule, over as many steps as the Trainer makes."""
         self._plan = plan = self._planned()
-        optimizer = build_optimizer(self.method, self.recipe.optimizer, plan.peak_lr, self.method.fixed_rate())
+        optimizer = build_optimizer(self.method, plan.optimizer, plan.peak_lr, self.method.fixed_rate())
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": PlannedRate(optimizer, plan), "interval": "step"}}
 
     def configure_gradient_clipping(

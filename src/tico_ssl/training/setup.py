@@ -109,7 +109,7 @@ def build_learner(
     """The network of a recipe with initial weights, its optimiser and its schedule."""
     precision = resolve_precision(recipe.training.precision, device)
     method, plan = build_method(recipe, device, precision, start=start), Plan.of(recipe, steps_per_epoch)
-    optimizer = build_optimizer(method, recipe.optimizer, plan.peak_lr, method.fixed_rate())
+    optimizer = build_optimizer(method, plan.optimizer, plan.peak_lr, method.fixed_rate())
     return Learner(recipe, device, precision, views, plan, method, optimizer)
 
 
