@@ -70,12 +70,11 @@ def open_subject(run: str | Path, data: Given | DataConfig | None = None) -> Sub
     if not Path(run).expanduser().is_dir():
         return Subject(backbone, config, checkpoint, 0, home_of(run))
     seed, source = open_run(run).recipe().training.seed, data_of(open_run(run)).source
-    if same_source(source, config.source) and _are_others(open_run(run), backbone):
-        if data is None:
-            where = "say where they are with --data"
-            raise UserError(f"{run} was trained on other images than '{in_words(source)}' here; {where}")
-        source = None
-    return Subject(backbone, config, checkpoint, seed, home_of(run), pretrained_on=source)
+    others = same_source(source, config.source) and _are_others(open_run(run), backbone)
+    if others and data is None:
+        where = "say where they are with --data"
+        raise UserError(f"{run} was trained on other images than '{in_words(source)}' here; {where}")
+    return Subject(backbone, config, checkpoint, seed, home_of(run), pretrained_on=None if others else source)
 
 
 def _are_others(run: Run, backbone: Backbone) -> bool:
