@@ -27,6 +27,7 @@ from tico_ssl.data import bands, dicom, tiff
 from tico_ssl.data.depth import to_bytes
 from tico_ssl.data.headers import JPEG, deep_colours, needs_tifffile
 from tico_ssl.data.names import ARRAY_SUFFIX
+from tico_ssl.data.opening import open_picture
 from tico_ssl.data.plain import ORIENTATION, Plain, plain
 from tico_ssl.runtime.errors import UserError
 
@@ -114,7 +115,7 @@ def _of_bytes(data: bytes, reading: Reading, name: str) -> Tensor:
         return _of_part(io.BytesIO(data), reading, name, Part())
     if (deep := deep_colours(data, lambda width, height: _require_size((width, height), len(data), name))) is not None:
         return bands.of_array(deep, channels)
-    with Image.open(io.BytesIO(data)) as image:
+    with open_picture(io.BytesIO(data)) as image:
         _require_size(image.size, len(data), name)
         if shorter is not None:
             image.draft(None, (shorter, shorter))  # affects JPEGs only
@@ -153,7 +154,7 @@ def _whole(path: Path, channels: int, _: tuple[int, int]) -> Tensor:
     data = read_file(path, path.name)
     if (deep := deep_colours(data, allow)) is not None:
         return bands.of_array(deep, channels)
-    with _large_pictures(), Image.open(io.BytesIO(data)) as image:
+    with _large_pictures(), open_picture(io.BytesIO(data)) as image:
         allow(*image.size)
         ImageOps.exif_transpose(image, in_place=True)
         return bands.of_picture(image, channels)
@@ -172,7 +173,7 @@ def _large_pictures() -> Iterator[None]:
 
 def picture_size(file: BinaryIO) -> tuple[int, int]:
     """Height and width of an image once it is upright, by its header."""
-    with _large_pictures(), Image.open(file) as image:
+    with _large_pictures(), open_picture(file) as image:
         width, height = image.size
         return (width, height) if image.getexif().get(ORIENTATION) in (5, 6, 7, 8) else (height, width)
 
@@ -196,7 +197,7 @@ def _of_part(file: BinaryIO, reading: Reading, name: str, part: Part) -> Tensor:
 
 def _of_page(file: BinaryIO, page: int, channels: int, allow: tiff.Allow) -> Tensor:
     """A page of a TIFF by Pillow, which has more decoders and colours than tifffile alone."""
-    with Image.open(file) as image:
+    with open_picture(file) as image:
         image.seek(page)
         allow(*image.size)
         ImageOps.exif_transpose(image, in_place=True)
