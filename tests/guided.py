@@ -18,6 +18,7 @@ MEGABYTES = 4_000  # of the process, torch included
 # What no change of single bytes comes upon
 VALUES = ("null", "true", "{}", "[]", "[[]]", '""', "NaN", "-Infinity", "1e400", "-1", "9223372036854775808", "9" * 400)
 MARKS = ("[" * 60, "&a", "*a", "!!int", "<<: *a", "..", "/", "\\u202e", "\\ud800", "x_test", "<f8", "|O", ".cls")
+MARKS += ("<!ENTITY a", "&a;", '"counts"')
 
 
 def main() -> None:

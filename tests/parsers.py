@@ -26,6 +26,8 @@ from safetensors.torch import load
 
 from test_png import encoded
 from tico_ssl import load_backbone
+from tico_ssl.classifying.model import ImageClassifier
+from tico_ssl.classifying.storage import read_classifier, save_classifier
 from tico_ssl.config.recipe import load_recipe, packaged_recipes, parse_override
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.config.study import expand, load_study, packaged_studies
@@ -35,6 +37,10 @@ from tico_ssl.data.formats._tar_index import index_places, load_index
 from tico_ssl.data.formats.packed import MAGIC, PAGE, PREAMBLE, SPLIT, first_page
 from tico_ssl.data.given import require_data
 from tico_ssl.data.sources import open_source
+from tico_ssl.evaluations._detection.drawing import true_marks
+from tico_ssl.evaluations._detection.samples import Maker, Task
+from tico_ssl.evaluations._detection.scoring import Found, score
+from tico_ssl.evaluations._detection.splits import open_pictures
 from tico_ssl.listing import described
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import save_backbone
@@ -281,14 +287,18 @@ def read_packed_header(content: bytes, folder: Path) -> None:
 
 def read_description(content: bytes, folder: Path) -> None:
     """Metadata with the right checksums."""
-    header, rest = description_of(backbone())
+    load_backbone(written(folder, "x.safetensors", with_metadata(backbone(), content)))
+
+
+def with_metadata(whole: bytes, content: bytes) -> bytes:
+    """A backbone or classifier with other metadata, and the right checksums of these if they can be read."""
+    header, rest = description_of(whole)
     with suppress(ValueError, RecursionError, TypeError, AttributeError):
         about = json.loads(content)
         about.pop("checksums", None)
-        about["checksums"] = checksums([load(backbone()), about])
+        about["checksums"] = checksums([load(whole), about])
         content = json.dumps(about).encode()
-    changed = with_description(header, content.decode(errors="replace"), rest)
-    load_backbone(written(folder, "x.safetensors", changed))
+    return with_description(header, content.decode(errors="replace"), rest)
 
 
 LINES = {
@@ -322,6 +332,92 @@ def read_lines(name: str, content: bytes, folder: Path) -> None:
     assert text
     assert len(comparison.rows) == 1
     last_epoch(Run(folder))
+
+
+def use_pictures(folder: Path) -> None:
+    """Open annotated images as the evaluation of a detector does, and read and draw some with their masks."""
+    splits = open_pictures(folder, 0)
+    for split in splits[:2]:
+        for picture in split.pictures[:2]:
+            true_marks(picture, split.classes)
+            Maker(3, 64, split.has_outlines)(Task(picture, 32, False))
+        none = Found(np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64), [])
+        score(split, [none] * len(split), split.has_outlines)
+
+
+SIDES = (12, 8)  # width and height of annotated images
+BOX = [1, 2, 6, 4]
+OUTLINES = (
+    [[1, 2, 7.5, 2, 7, 6], [0, 0, 3, 0, 3, 3]],
+    {"size": [8, 12], "counts": [9, 5, 82]},
+    {"size": [8, 12], "counts": "95b2"},
+)
+
+
+def annotated_images(folder: Path) -> None:
+    for number in range(6):
+        Image.fromarray(np.full((*SIDES[::-1], 3), 40 * number, np.uint8)).save(folder / f"{number}.png")
+
+
+@functools.cache
+def coco() -> list[bytes]:
+    width, height = SIDES
+    images = [{"id": i, "file_name": f"{i}.png", "width": width, "height": height} for i in range(6)]
+    about = {"category_id": 3, "bbox": BOX, "area": 24, "iscrowd": 0}
+    return [
+        json.dumps(
+            {
+                "categories": [{"id": 3, "name": "cat"}, {"id": 7, "name": "dog"}],
+                "images": images,
+                "annotations": [{"id": i, "image_id": i, "segmentation": outline} | about for i in range(6)],
+            }
+        ).encode()
+        for outline in OUTLINES
+    ]
+
+
+def read_coco(content: bytes, folder: Path) -> None:
+    annotated_images(written(folder, "annotations.json", content).parent)
+    use_pictures(folder)
+
+
+def voc(number: int = 0) -> bytes:
+    corners = "".join(
+        f"<{side}>{value}</{side}>" for side, value in zip(("xmin", "ymin", "xmax", "ymax"), (2, 3, 7, 6))
+    )
+    size = f"<size><width>{SIDES[0]}</width><height>{SIDES[1]}</height><depth>3</depth></size>"
+    thing = f"<object><name>cat</name><difficult>0</difficult><bndbox>{corners}</bndbox></object>"
+    return f"<annotation><filename>{number}.png</filename>{size}{thing}</annotation>".encode()
+
+
+def read_voc(content: bytes, folder: Path) -> None:
+    """One annotation of six."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in ("Annotations", "JPEGImages"):
+        (folder / name).mkdir(parents=True)
+    annotated_images(folder / "JPEGImages")
+    for number in range(6):
+        (folder / "Annotations" / f"{number}.xml").write_bytes(voc(number) if number else content)
+    use_pictures(folder)
+
+
+@functools.cache
+def classifier() -> bytes:
+    settings = load_recipe("demo", {"backbone.name": "tico/resnet10-w2"}).backbone
+    backbone = build_backbone(settings, 16)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder, "classifier.safetensors")
+        model = ImageClassifier(backbone, torch.nn.Linear(backbone.width, 2), ("cat", "dog"))
+        save_classifier(model, place, {"accuracy": 50.0, "data": "some"})
+        return place.read_bytes()
+
+
+def read_classifier_metadata(content: bytes, folder: Path) -> None:
+    """Metadata with the right checksums, and what the classifier then says of an image."""
+    place = written(folder, "classifier.safetensors", with_metadata(classifier(), content))
+    model, _ = read_classifier(place)
+    (((_, probability), *_),) = model.predict(noise()[0])
+    assert 0 <= probability <= 1
 
 
 class Parser(NamedTuple):
@@ -361,6 +457,11 @@ PARSERS = {
     "backbone-metadata": Parser(
         read_description, lambda: [description_of(backbone())[0]["__metadata__"]["tico_ssl"].encode()]
     ),
+    "classifier-metadata": Parser(
+        read_classifier_metadata, lambda: [description_of(classifier())[0]["__metadata__"]["tico_ssl"].encode()]
+    ),
+    "coco": Parser(read_coco, coco),
+    "voc": Parser(read_voc, lambda: [voc()]),
     "results": _lines("results.jsonl"),
     "metrics": _lines("metrics.jsonl"),
 }

@@ -30,7 +30,7 @@ from tico_ssl.features import batches
 from tico_ssl.features.linear import fit_probe
 from tico_ssl.features.settings import LinearConfig
 from tico_ssl.networks.backbones import build_backbone
-from tico_ssl.networks.storage import save_backbone
+from tico_ssl.networks.storage import read_described, save_backbone, write_described
 from tico_ssl.runtime.errors import UserError, one_line
 
 COLOURS = {"=blue": (20, 30, 220), "green <b>": (20, 200, 30), "red": (220, 30, 20)}  # names that need care
@@ -140,6 +140,19 @@ def test_a_damaged_or_other_file_is_refused(made, backbone, tmp_path):
     (tmp_path / "damaged.safetensors").write_bytes(damaged)
     with pytest.raises(UserError, match=r"the checksum of .* is wrong.*finetune"):
         tico_ssl.load_classifier(tmp_path / "damaged.safetensors")
+
+
+def test_a_file_that_makes_no_probabilities_is_refused(made, labelled, tmp_path):
+    """Whose checksums are right: it may come from anyone."""
+    whole = made.folder / "classifier.safetensors"
+    other = tmp_path / "classifier.safetensors"
+    state, about = read_described(whole)
+    for changes, words in (({"std": [0.0] * 3}, "'std' must be positive"), ({"mean": [1e300] * 3}, "'mean.0'")):
+        write_described(other, state, about | changes)
+        assert words in refused("predict", other, labelled, "--out", tmp_path / "out.csv")
+    write_described(other, state | {"head.weight": state["head.weight"] * float("nan")}, about)
+    assert "not finite" in refused("predict", other, labelled, "--out", tmp_path / "out.csv")
+    assert not (tmp_path / "out.csv").exists()
 
 
 def test_the_page_shows_mistakes_and_escapes_names(backbone, tmp_path):

@@ -8,6 +8,8 @@ import re
 import signal
 import tarfile
 import threading
+import time
+import zlib
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -267,17 +269,35 @@ def test_images_that_do_not_fit_into_the_cache_are_read_together(bucket, cache):
 def test_a_server_that_does_not_answer_is_asked_again(bucket, monkeypatch):
     """In this process, where its patience can be short; and at last it is given up."""
     monkeypatch.setattr(stores, "TIMEOUT", stores.timedelta(seconds=1))
-    monkeypatch.setattr(stores, "TRIES", 2)
-    stores._store.cache_clear()
+    monkeypatch.setattr(stores, "HURRIED", 3.0)
+    monkeypatch.setattr(stores, "PATIENT", 0.2)
+    monkeypatch.setattr(stores, "_sending", set())
     known = stores.head("s3://bucket/data/squares.tico")
     bucket.proxy.disturb("silent", "none")
     assert stores.get(known, 0, 8) == b"TICOPACK"
     assert bucket.proxy.made == ["silent", "none"]
     bucket.proxy.disturb("503")
-    line = r"^s3://bucket/data/squares.tico: cannot be read after 2 tries \(the server says 503 Service Unavailable\)$"
+    line = r"^s3://bucket/data/squares.tico: cannot be read after \d tries \(the server says 503 Service Unavailable\)$"
     with pytest.raises(UserError, match=line):
         stores.get(known, 0, 8)
-    stores._store.cache_clear()
+
+
+def test_a_store_that_has_sent_nothing_yet_is_soon_given_up(bucket, monkeypatch):
+    """Whereas one that has is waited for."""
+    monkeypatch.setattr(stores, "HURRIED", 0.2)
+    monkeypatch.setattr(stores, "PATIENT", 2.0)
+    monkeypatch.setattr(stores, "_sending", set())
+    bucket.proxy.calm()
+    known = stores.head("s3://bucket/data/squares.tico")
+    tries = []
+    for _ in range(2):
+        bucket.proxy.disturb("503")
+        with pytest.raises(UserError, match="cannot be read"):
+            stores.get(known, 0, 8)
+        tries.append(len(bucket.proxy.made))
+        bucket.proxy.calm()
+        assert stores.get(known, 0, 8) == b"TICOPACK"
+    assert tries[0] < tries[1]
 
 
 @pytest.mark.parametrize(
@@ -419,6 +439,7 @@ class Ranged(SimpleHTTPRequestHandler):
     """Files by range requests."""
 
     ranges = True
+    wrong = None  # what is wrong with bytes that are asked for
 
     def log_message(self, *_) -> None:
         pass
@@ -431,8 +452,18 @@ class Ranged(SimpleHTTPRequestHandler):
         content = path.read_bytes()
         begin, _, end = self.headers["Range"].removeprefix("bytes=").partition("-")
         part = content[int(begin) : int(end) + 1]
+        size = len(content)
+        said = f"{begin}-{int(begin) + len(part) - 1}"
+        if self.wrong == "claim":
+            size = 10**15
+        elif self.wrong is not None and len(part) > 1:
+            said, part = {
+                "compressed": (said, zlib.compress(part)),
+                "longer": (said, part + bytes(1 << 22)),
+                "elsewhere": (f"{int(begin) + 7}-{int(begin) + len(part) + 6}", part),
+            }[self.wrong]
         self.send_response(206)
-        self.send_header("Content-Range", f"bytes {begin}-{int(begin) + len(part) - 1}/{len(content)}")
+        self.send_header("Content-Range", f"bytes {said}/{size}")
         self.send_header("Content-Length", str(len(part)))
         self.send_header("Last-Modified", self.date_time_string(path.stat().st_mtime))
         self.end_headers()
@@ -461,6 +492,24 @@ def test_web_servers(bucket, cache, web):
         require_data(f"{url}/jpegs.tico")
     with pytest.raises(UserError, match=r"none.tar: there is no such file"):
         require_data(f"{url}/none.tar")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ("compressed", r"[\d,]+ bytes came and not [\d,]+"),
+        ("longer", r"more bytes came and not [\d,]+"),
+        ("elsewhere", r".*Requested \d+\.\.\d+, got 7\.\."),
+        ("claim", r".*Requested \d+\.\.\d+, got 0\.\."),
+    ],
+)
+def test_a_web_server_that_sends_other_bytes_is_soon_given_up(bucket, cache, web, wrong, line):
+    url, kind = web
+    kind.wrong = wrong
+    started = time.monotonic()
+    with pytest.raises(UserError, match=rf"^{url}/shards/train-000.tar: cannot be read after 2 tries \({line}"):
+        opened(f"{url}/shards/train-000.tar")
+    assert time.monotonic() - started < 5
 
 
 def test_urls_and_their_parts():

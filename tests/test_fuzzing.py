@@ -300,6 +300,50 @@ def test_weights_of_other_libraries(tmp_path_factory, content):
     clear("weights", lambda: read_tensors(place))
 
 
+@fuzz(20, content=st.data())
+def test_descriptions_of_classifiers(tmp_path_factory, content):
+    """Metadata with other values, and the right checksums."""
+    (right,) = PARSERS["classifier-metadata"].right()
+    about = changed_values(content, json.loads(right), VALUES | NUMBERS)
+    folder = tmp_path_factory.getbasetemp() / "classifiers"
+    clear("classifiers", lambda: parsers.read_classifier_metadata(json.dumps(about).encode(), folder))
+
+
+# --------------------------------------------------------------------------------------------------- annotations
+
+NUMBERS_OF_JSON = st.sampled_from([1e9, -1e9, 4e8, 1e300, float("nan"), float("inf"), 10**400]) | NUMBERS
+
+
+def changed_values(content, about: dict, values) -> dict:
+    """JSON with other values in one to three places, at any depth."""
+    for _ in range(content.draw(st.integers(1, 3))):
+        at = about
+        while True:
+            key = content.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
+            if not (isinstance(at[key], dict | list) and at[key]) or content.draw(st.integers(0, 4)) == 0:
+                break
+            at = at[key]
+        at[key] = content.draw(values)
+    return about
+
+
+@fuzz(40, content=st.data())
+def test_coco_files(tmp_path_factory, content):
+    pytest.importorskip("pycocotools")
+    whole = content.draw(st.sampled_from(parsers.coco()))
+    if content.draw(st.booleans()):
+        text = content.draw(damaged(whole))
+    else:
+        text = json.dumps(changed_values(content, json.loads(whole), NUMBERS_OF_JSON | VALUES)).encode()
+    clear("COCO files", lambda: parsers.read_coco(text, tmp_path_factory.getbasetemp() / "coco"))
+
+
+@fuzz(20, content=st.deferred(lambda: damaged(parsers.voc())))
+def test_voc_files(tmp_path_factory, content):
+    pytest.importorskip("pycocotools")
+    clear("VOC files", lambda: parsers.read_voc(content, tmp_path_factory.getbasetemp() / "voc"))
+
+
 # ------------------------------------------------------------------------------------------------ guided by coverage
 
 
@@ -318,7 +362,8 @@ def test_inputs_that_reach_new_code(tmp_path, parser):
 
 @pytest.mark.parametrize("parser", PARSERS)
 def test_what_guided_fuzzing_begins_with_is_read(tmp_path, parser):
-    if parser == "parquet":
-        pytest.importorskip("pyarrow")
+    for name, library in (("parquet", "pyarrow"), ("coco", "pycocotools"), ("voc", "pycocotools")):
+        if parser == name:
+            pytest.importorskip(library)
     for content in PARSERS[parser].right():
         PARSERS[parser].read(content, tmp_path / "place")

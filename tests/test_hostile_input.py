@@ -1,6 +1,7 @@
 """Files, names and recipes from anyone: a right result or one line, in bounded time and memory, and nothing of them
 runs."""
 
+import ast
 import io
 import itertools
 import json
@@ -12,14 +13,16 @@ import sys
 import tarfile
 import time
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 from safetensors.torch import save_file
 
+import tico_ssl
 from tico_ssl import load_backbone, pretrain
 from tico_ssl.classifying.predict import Predictions
 from tico_ssl.classifying.summary import print_predictions
@@ -172,6 +175,48 @@ for path in Path({str(tmp_path)!r}).iterdir():
     assert said.count("pixels") >= 2
     assert said.count("\n") == 1
     assert peak < 600  # with torch and Pillow
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 24 24\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+@LINUX
+def test_no_image_starts_a_program(tmp_path, folder, monkeypatch):
+    """Ghostscript, with which Pillow reads EPS, whatever the name of the file."""
+    programs, mark = tmp_path / "programs", tmp_path / "ran"
+    programs.mkdir()
+    (programs / "gs").write_text(f"#!/bin/sh\necho ran >> {mark}\n")
+    (programs / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # it is looked for once
+    (folder / "cats" / "1.png").write_bytes(EPS)
+    for tiles in (None, 16):
+        with suppress(UserError):
+            report = check(open_source(DataConfig(source=str(folder), tiles=tiles)))
+            assert {reason for _, reason in report.bad} == {"not in a known image format"}
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("kind", ["ICO", "ICNS", "PCX", "TGA", "JPEG2000", "DDS", "AVIF"])
+def test_only_the_formats_that_are_listed_are_images(kind):
+    stream = io.BytesIO()
+    try:
+        Image.new("RGB", (16, 16)).save(stream, kind)
+    except (OSError, KeyError):
+        pytest.skip(f"this Pillow does not write {kind}")
+    with pytest.raises(BadImage, match="not in a known image format"):
+        decode(stream.getvalue())
+
+
+def test_pictures_are_opened_in_one_place():
+    """Where the formats are limited."""
+    opening = {
+        file.name
+        for file in Path(tico_ssl.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Image.open", "PIL.Image.open")
+    }
+    assert opening == {"opening.py"}
 
 
 def test_the_largest_image_of_one_colour_is_still_an_image(tmp_path):
@@ -535,6 +580,12 @@ def test_metadata_of_weights_load_nothing(tmp_path):
         {"image_size": "32"},
         {"mean": [0.5]},
         {"std": None},
+        {"std": [0.5, 0.0, 0.5]},
+        {"std": [0.5, -0.5, 0.5]},
+        {"std": [0.5, 1e-300, 0.5]},
+        {"std": [0.5, float("inf"), 0.5]},
+        {"mean": [0.5, float("nan"), 0.5]},
+        {"mean": [0.5, 1e300, 0.5]},
         {"other": 1},
     ],
     ids=str,

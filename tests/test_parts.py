@@ -384,6 +384,44 @@ def test_a_small_page_does_not_inflate_to_a_large_one(tmp_path):
     assert Reading(1).decode(tmp_path / "x.tif", part=decoding.Part()).shape == (1, 8, 8)
 
 
+def in_deflate(tags: list[tuple[int, int, int]], pixels: int) -> bytes:
+    """A grey TIFF of one strip or tile of so many black pixels, with further tags (number, type, value)."""
+    content = zlib.compress(bytes(pixels), 1)
+    where = (324, 325) if any(tag == 322 for tag, *_ in tags) else (273, 279)
+    usual = [(258, 4, 8), (259, 4, 8), (262, 4, 1), (277, 4, 1), (where[0], 4, 400), (where[1], 4, len(content))]
+    entries = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in sorted([*usual, *tags]))
+    return (b"II*\0\x08\0\0\0" + struct.pack("<H", len(usual + tags)) + entries).ljust(400, b"\0") + content
+
+
+SIXTEEN = [(256, 4, 16), (257, 4, 16)]
+TALL = (323, 4, 30_000)
+
+
+@pytest.mark.parametrize(
+    "tile",
+    [[(322, 4, 30_000), TALL], [(322, 4, 30_000), (322, 4, 30_016), (322, 4, 16), TALL], [(322, 9, 30_000), TALL]],
+    ids=["large", "twice", "signed"],
+)
+def test_a_tile_is_limited_as_an_image_is(tmp_path, tile):
+    """Memory is taken for a whole tile, whatever the size of its page."""
+    content = in_deflate(SIXTEEN + tile, 1_000)
+    (tmp_path / "x.tif").write_bytes(content)
+    (tmp_path / "x.png").write_bytes(content)
+    reading = Reading(3, tiles=16)
+    for name in ("x.tif", "x.png"):
+        for part in (None, decoding.Part(), decoding.Part(0, (0, 0, 16, 16))):
+            with pytest.raises(BadImage, match=r"x 30000 pixels|1, 30000, 16, 1"):  # tifffile takes the last of two
+                reading.decode(tmp_path / name, part=part)
+
+
+def test_strips_and_tiles_may_be_somewhat_larger_than_their_page(tmp_path):
+    pytest.importorskip("tifffile")
+    for tags, pixels in (([(322, 4, 512), (323, 4, 512)], 512 * 512), ([(278, 4, 2**32 - 1)], 256)):
+        (tmp_path / "x.tif").write_bytes(in_deflate(SIXTEEN + tags, pixels))
+        for part in (None, decoding.Part(), decoding.Part(0, (0, 0, 16, 16))):
+            assert Reading(1).decode(tmp_path / "x.tif", part=part).shape == (1, 16, 16)
+
+
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_samples_beyond_the_channels_take_no_memory(tmp_path, channels):
     pytest.importorskip("tifffile")

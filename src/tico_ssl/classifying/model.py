@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from tico_ssl.classifying.tables import require_top
 from tico_ssl.data.images import ImageLike
 from tico_ssl.networks.backbones import Backbone
+from tico_ssl.runtime.errors import UserError
 
 BATCH = 256  # images that `predict` gives to the network at once
 DIGITS = 9  # significant ones, that determine a float32
@@ -34,7 +35,10 @@ class ImageClassifier(nn.Module):
     def probabilities(self, images: Tensor) -> Tensor:
         """Probabilities (N, classes) of normalised images, on the CPU."""
         ready = images.to(self.head.weight.device).contiguous(memory_format=torch.channels_last)
-        return self.forward(ready).float().softmax(dim=1).cpu()
+        found = self.forward(ready).float().softmax(dim=1).cpu()
+        if not found.isfinite().all():
+            raise UserError("the classifier gives probabilities that are not finite: its weights cannot be used")
+        return found
 
     def predict(self, images: ImageLike | Sequence[ImageLike], top: int = 5) -> list[list[tuple[str, float]]]:
         """The likeliest classes of each image with their probabilities, in falling order."""

@@ -88,8 +88,6 @@ class Recipe(Section):
             values = getattr(self.data, name)
             if len(values) not in (0, len(IMAGENET_MEAN), self.backbone.channels):  # 0 and 3: found in the images
                 raise ValueError(f"data.{name} has {len(values)} values for backbone.channels {self.backbone.channels}")
-        if any(value <= 0 for value in self.data.std):
-            raise ValueError("data.std must be positive")
         return self
 
     @model_validator(mode="after")

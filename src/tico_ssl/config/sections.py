@@ -2,11 +2,21 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainSerializer, PlainValidator, field_validator, model_validator
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, field_validator, model_validator
 
 from tico_ssl.config.section import Section
 
-Values = Annotated[tuple[float, ...], Field(strict=False)]
+FAR = 1e6  # bound of means, of deviations and of their inverses, with which normalised pixels are finite
+
+
+def _as_deviations(given: tuple[float, ...]) -> tuple[float, ...]:
+    if not all(1 / FAR <= value <= FAR for value in given):
+        raise ValueError(f"must be positive numbers from {1 / FAR:g} to {FAR:g}")
+    return given
+
+
+Means = Annotated[tuple[Annotated[float, Field(ge=-FAR, le=FAR)], ...], Field(strict=False)]
+Deviations = Annotated[tuple[float, ...], Field(strict=False), AfterValidator(_as_deviations)]
 FOUND: Literal["percentile"] = "percentile"  # instead of a range of values: it is found in the images
 MOST = 1e300  # of the values of an image
 Limits = tuple[float, float] | tuple[tuple[float, float], ...]
@@ -86,10 +96,10 @@ class DataConfig(Section):
     """Values that become 0 to 255, where images have more than eight bits: [low, high], or a list of such pairs, one
     per channel. percentile: the percentiles 0.5 and 99.5 of 256 training images, unless DICOM files have windows; the
     run keeps what was found. Images of eight bits are used as they are."""
-    mean: Values = (0.485, 0.456, 0.406)
+    mean: Means = (0.485, 0.456, 0.406)
     """Mean per channel, subtracted; default: ImageNet's. Empty, or three values for another number of channels: that of
     256 training images, which the run keeps."""
-    std: Values = (0.229, 0.224, 0.225)
+    std: Deviations = (0.229, 0.224, 0.225)
     """Standard deviation per channel, divided by; default and choice as for the mean."""
 
     @field_validator("source")

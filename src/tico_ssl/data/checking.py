@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from tico_ssl.data.bad_files import in_order
 from tico_ssl.data.decoding import BadImage, read_file
+from tico_ssl.data.opening import open_picture
 from tico_ssl.data.source import Source
 from tico_ssl.data.splits import Part
 from tico_ssl.runtime.printing import printable
@@ -159,7 +159,7 @@ def examine(source: Source, place: int) -> Examined:
 
 def _header(content: bytes) -> tuple[str, str]:
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with open_picture(io.BytesIO(content)) as image:
             return image.format or "?", image.mode
     except OSError:
         return "array", "array"

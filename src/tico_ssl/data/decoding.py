@@ -27,6 +27,7 @@ from tico_ssl.data import bands, dicom, tiff
 from tico_ssl.data.depth import to_bytes
 from tico_ssl.data.headers import JPEG, deep_colours, needs_tifffile
 from tico_ssl.data.names import ARRAY_SUFFIX
+from tico_ssl.data.opening import open_picture
 from tico_ssl.data.plain import ORIENTATION, Plain, plain
 from tico_ssl.runtime.errors import UserError
 
@@ -114,8 +115,8 @@ def _of_bytes(data: bytes, reading: Reading, name: str) -> Tensor:
         return _of_part(io.BytesIO(data), reading, name, Part())
     if (deep := deep_colours(data, lambda width, height: _require_size((width, height), len(data), name))) is not None:
         return bands.of_array(deep, channels)
-    with Image.open(io.BytesIO(data)) as image:
-        _require_size(image.size, len(data), name)
+    with open_picture(io.BytesIO(data)) as image:
+        _require_size(_decoded_size(image, io.BytesIO(data)), len(data), name)
         if shorter is not None:
             image.draft(None, (shorter, shorter))  # affects JPEGs only
         ImageOps.exif_transpose(image, in_place=True)
@@ -147,14 +148,13 @@ def _whole(path: Path, channels: int, _: tuple[int, int]) -> Tensor:
     """A large image that is read in tiles but can only be decoded whole; the last one is kept for its other tiles."""
 
     def allow(width: int, height: int) -> None:
-        if width * height > MOST_TILED:
-            raise BadImage(path.name, f"{width} x {height} pixels; only TIFF files may have so many")
+        _require_tileable(width, height, path.name)
 
     data = read_file(path, path.name)
     if (deep := deep_colours(data, allow)) is not None:
         return bands.of_array(deep, channels)
-    with _large_pictures(), Image.open(io.BytesIO(data)) as image:
-        allow(*image.size)
+    with _large_pictures(), open_picture(io.BytesIO(data)) as image:
+        allow(*_decoded_size(image, io.BytesIO(data)))
         ImageOps.exif_transpose(image, in_place=True)
         return bands.of_picture(image, channels)
 
@@ -172,7 +172,7 @@ def _large_pictures() -> Iterator[None]:
 
 def picture_size(file: BinaryIO) -> tuple[int, int]:
     """Height and width of an image once it is upright, by its header."""
-    with _large_pictures(), Image.open(file) as image:
+    with _large_pictures(), open_picture(file) as image:
         width, height = image.size
         return (width, height) if image.getexif().get(ORIENTATION) in (5, 6, 7, 8) else (height, width)
 
@@ -182,7 +182,10 @@ def _of_part(file: BinaryIO, reading: Reading, name: str, part: Part) -> Tensor:
     size, head = file.seek(0, os.SEEK_END), (file.seek(0), file.read(132))[1]
 
     def allow(width: int, height: int) -> None:
-        _require_size((width, height), size, name)
+        if part.box is None:
+            _require_size((width, height), size, name)
+        else:
+            _require_tileable(width, height, name)
 
     if head[dicom.MARK] == b"DICM" or dicom.is_dicom(name):
         array = dicom.read_dicom(file, part.number, reading.windowed, allow)
@@ -196,11 +199,17 @@ def _of_part(file: BinaryIO, reading: Reading, name: str, part: Part) -> Tensor:
 
 def _of_page(file: BinaryIO, page: int, channels: int, allow: tiff.Allow) -> Tensor:
     """A page of a TIFF by Pillow, which has more decoders and colours than tifffile alone."""
-    with Image.open(file) as image:
+    with open_picture(file) as image:
         image.seek(page)
-        allow(*image.size)
+        allow(*_decoded_size(image, file, page))
         ImageOps.exif_transpose(image, in_place=True)
         return bands.of_picture(image, channels)
+
+
+def _decoded_size(image: Image.Image, file: BinaryIO, page: int = 0) -> tuple[int, int]:
+    """Width and height that memory is taken for when a picture is decoded: its own, unless libtiff decodes tiles."""
+    tiles = getattr(image, "tile", ())
+    return tiff.decoded_size(file, page) if tiles and tiles[0][0] == "libtiff" else image.size
 
 
 def read_file(path: Path, name: str) -> bytes:
@@ -235,6 +244,12 @@ def _require_size(size: tuple[int, ...], bytes: int, name: str) -> None:
     """Refuse an image by its header, before memory is taken for it."""
     if not _fits(math.prod(size), bytes):
         raise BadImage(name, f"{' x '.join(map(str, size))} pixels in {bytes:,} bytes")
+
+
+def _require_tileable(width: int, height: int, name: str) -> None:
+    """The same for what is decoded at once to be read in tiles."""
+    if width * height > MOST_TILED:
+        raise BadImage(name, f"{width} x {height} pixels at once; only TIFF files of small blocks may have so many")
 
 
 def _fits(pixels: int, bytes: int) -> bool:

@@ -6,9 +6,9 @@ from contextlib import suppress
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image
 
 from tico_ssl.data import png, tiff
+from tico_ssl.data.opening import open_picture
 
 JPEG = b"\xff\xd8\xff"
 DEEP_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")  # of Pillow, with the values of the file
@@ -22,7 +22,7 @@ def needs_tifffile(file: BinaryIO, channels: int, page: int = 0) -> bool:
     if channels not in (1, 3):
         return True
     try:
-        with Image.open(file) as image:
+        with open_picture(file) as image:
             image.seek(page)
             tags = image.getexif()
             bits, inverted = tags.get(tiff.BITS, 1), tags.get(tiff.COLOURS) == tiff.WHITE_IS_ZERO
@@ -59,6 +59,6 @@ def is_deep(data: bytes) -> bool:
     if data[:8] == png.SIGNATURE:
         return data[24:25] == b"\x10"
     if data[:4] in tiff.MAGIC:
-        with suppress(Exception), Image.open(io.BytesIO(data)) as image:
+        with suppress(Exception), open_picture(io.BytesIO(data)) as image:
             return image.mode in DEEP_MODES or needs_tifffile(io.BytesIO(data), 3)
     return True

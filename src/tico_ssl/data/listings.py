@@ -27,13 +27,21 @@ def read_lines(
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file."""
+    """The content of a JSON file, whose integers are of at most 64 bits."""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(path.read_bytes(), parse_int=_integer)
     except json.JSONDecodeError as error:
         raise UserError(f"{path}: line {error.lineno}: not JSON ({error.msg}, column {error.colno})") from error
+    except OverflowError as error:
+        raise UserError(f"{path}: {error}") from error
     except (UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({type(error).__name__})") from error
+
+
+def _integer(text: str) -> int:
+    if len(text) > 20 or not -(1 << 63) <= (number := int(text)) < 1 << 63:
+        raise OverflowError(f"has a number of {len(text)} digits, {text[:20]}...")
+    return number
 
 
 def require_folders(images: Path, files: list[str], listing: Path) -> None:

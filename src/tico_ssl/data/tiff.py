@@ -1,6 +1,8 @@
 """TIFF files: which images are in one, and their values as they are, read with tifffile."""
 
+import itertools
 import lzma
+import math
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -14,7 +16,8 @@ from tico_ssl.runtime.extras import install_command
 MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 MOST_PAGES = 100_000  # per file; more are a mistake or an attack
 KIND, WIDTH, HEIGHT, BITS, COLOURS, SAMPLES = 254, 256, 257, 258, 262, 277  # numbers of tags
-INTEGERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # types of the values of tags
+TILE_WIDTH, TILE_HEIGHT = 322, 323
+INTEGERS = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 13: "I", 16: "Q", 17: "q", 18: "Q"}  # types of tags
 DEFLATE, LZMA = (8, 32946), 34925  # compressions
 LOSSLESS = (1, 5, 32773, 50000, LZMA, *DEFLATE)  # those that leave colours to the reader
 WHITE_IS_ZERO, RGB, CMYK, YCBCR, LAB = 0, 2, 5, 6, (8, 9, 10)  # kinds of colours
@@ -25,13 +28,16 @@ Box = tuple[int, int, int, int]
 
 
 class Page(NamedTuple):
-    """A page by its tags: place in the file, size, samples per pixel, and whether it is a smaller copy of another."""
+    """A page by its tags: place in the file, size, samples per pixel, whether it is a smaller copy of another, and the
+    size of its tiles (0 if it has strips, which are as wide as the page and no higher)."""
 
     place: int
     height: int
     width: int
     samples: int
     reduced: bool
+    tile_height: int
+    tile_width: int
 
 
 def is_tiff(name: str) -> bool:
@@ -63,6 +69,13 @@ def size_of(file: BinaryIO, channels: int) -> tuple[int, int, int]:
     return first.height, first.width, len(found)
 
 
+def decoded_size(file: BinaryIO, place: int) -> tuple[int, int]:
+    """Width and height that memory is taken for when a page is decoded: its own, or those of a tile if that is larger,
+    since a tile may claim any size."""
+    page = next(itertools.islice(_pages(file), place, None))
+    return max((page.width, page.height), (page.tile_width, page.tile_height), key=math.prod)
+
+
 def _pages(file: BinaryIO) -> Iterator[Page]:
     """The chain of directories; a circle or a chain that leaves the file ends in an error."""
     file.seek(0)
@@ -76,9 +89,10 @@ def _pages(file: BinaryIO) -> Iterator[Page]:
             raise ValueError(f"a TIFF of more than {len(seen)} pages, or one whose pages form a circle")
         seen.add(at)
         tags, at = _directory(file, at, order, big)
-        if not tags.get(WIDTH) or not tags.get(HEIGHT):
+        if tags.get(WIDTH, 0) < 1 or tags.get(HEIGHT, 0) < 1:
             raise ValueError("a TIFF page without a size")
-        yield Page(len(seen) - 1, tags[HEIGHT], tags[WIDTH], tags.get(SAMPLES, 1), bool(tags.get(KIND, 0) & 5))
+        reduced, tile = bool(tags.get(KIND, 0) & 5), (tags.get(TILE_HEIGHT, 0), tags.get(TILE_WIDTH, 0))
+        yield Page(len(seen) - 1, tags[HEIGHT], tags[WIDTH], tags.get(SAMPLES, 1), reduced, *tile)
 
 
 def _directory(file: BinaryIO, at: int, order: str, big: bool) -> tuple[dict[int, int], int]:
@@ -89,17 +103,20 @@ def _directory(file: BinaryIO, at: int, order: str, big: bool) -> tuple[dict[int
     if count > 4096:
         raise ValueError(f"a TIFF page of {count} tags")
     table = file.read(count * entry)
-    tags = {}
+    tags: dict[int, int] = {}
     for begin in range(0, len(table), entry):
         tag, kind = struct.unpack_from(order + "HH", table, begin)
         if kind in INTEGERS:
-            (tags[tag],) = struct.unpack_from(order + INTEGERS[kind], table, begin + (12 if big else 8))
+            (value,) = struct.unpack_from(order + INTEGERS[kind], table, begin + (12 if big else 8))
+            # Of a tag that is there twice, libtiff takes the first and others the last: here it is the larger tile.
+            tags[tag] = max(value, tags.get(tag, 0)) if tag in (TILE_WIDTH, TILE_HEIGHT) else value
     (following,) = struct.unpack(order + offset, file.read(struct.calcsize(order + offset)))
     return tags, following
 
 
 def read_tiff(file: BinaryIO, number: int, channels: int, allow: Allow, box: Box | None = None) -> np.ndarray:
-    """An image of a file, or a part of it, as (height, width, channels). `allow` refuses sizes."""
+    """An image of a file, or a part of it, as (height, width, channels). `allow` refuses sizes, of the strips or tiles
+    that are decoded, too."""
     try:
         import tifffile
     except ImportError as error:
@@ -120,6 +137,7 @@ def read_tiff(file: BinaryIO, number: int, channels: int, allow: Allow, box: Box
 def _values(page: Any, allow: Allow, box: Box | None) -> np.ndarray:
     top, left, height, width = box or (0, 0, page.imagelength, page.imagewidth)
     allow(width, height)
+    allow(*reversed(_segment(page)))
     array = _part(page, (top, left, height, width))
     if "S" not in page.axes:
         array = array[..., None]
@@ -165,7 +183,7 @@ def _part(page: Any, box: Box) -> np.ndarray:
     depth = 1 if page.planarconfig == 2 else page.samplesperpixel
     found = np.zeros((planes, height, width, depth), page.dtype)
     file = page.parent.filehandle
-    tall, wide = (page.tilelength, page.tilewidth) if page.is_tiled else (page.rowsperstrip, page.imagewidth)
+    tall, wide = _segment(page)
     across, down = -(-page.imagewidth // wide), -(-page.imagelength // tall)
     for plane in range(planes):
         for row in range(top // tall, min(down, -(-(top + height) // tall))):
@@ -193,10 +211,17 @@ def _copy(page: Any, file: Any, index: int, found: np.ndarray, at: tuple[int, in
     found[top : top + inner.shape[0], left : left + inner.shape[1]] = inner
 
 
+def _segment(page: Any) -> tuple[int, int]:
+    """Height and width of a page's tiles, or of its strips, which may claim to be higher than the page."""
+    if page.is_tiled:
+        return page.tilelength, page.tilewidth
+    return min(page.rowsperstrip, page.imagelength), page.imagewidth
+
+
 def _require_bounded(content: bytes, page: Any) -> None:
     """Refuse a compressed strip or tile that is larger than its page says: tifffile's own decoders have no limit."""
-    tall, wide = (page.tilelength, page.tilewidth) if page.is_tiled else (page.rowsperstrip, page.imagewidth)
-    limit = min(tall, page.imagelength + page.tilelength) * wide * page.samplesperpixel * page.dtype.itemsize
+    tall, wide = _segment(page)
+    limit = tall * wide * page.samplesperpixel * page.dtype.itemsize
     if page.compression in DEFLATE:
         inflater = zlib.decompressobj()
         inflater.decompress(content, limit)

@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from tico_ssl.config.section import Section, validate
-from tico_ssl.config.sections import FOUND, BackboneConfig, Range, Values, as_lists, limits_of
+from tico_ssl.config.sections import FOUND, BackboneConfig, Deviations, Means, Range, as_lists, limits_of
 from tico_ssl.networks import weight_standardisation
 from tico_ssl.networks.backbones import Backbone, build_backbone, build_network
 from tico_ssl.networks.resizing import resized
@@ -149,8 +149,8 @@ class Description(Section):
 
     config: BackboneConfig
     image_size: Annotated[int, Field(ge=1, le=4096)]
-    mean: Values
-    std: Values
+    mean: Means
+    std: Deviations
     range: Range = FOUND
 
 

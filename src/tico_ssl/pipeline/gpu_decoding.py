@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data.bad_files import BadFiles, in_order, readable
 from tico_ssl.data.decoding import MOST_PIXELS, BadImage
+from tico_ssl.data.opening import open_picture
 from tico_ssl.data.plain import ORIENTATION, jpeg_frame, jpeg_notes
 from tico_ssl.data.ragged import Ragged
 from tico_ssl.data.source import Source
@@ -145,7 +145,7 @@ def is_plain(content: bytes) -> bool:
     if not jpeg_notes(content):
         return True
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with open_picture(io.BytesIO(content)) as image:
             return bool(image.getexif().get(ORIENTATION, 1) == 1)
     except Exception:  # of many kinds; the CPU's decoder tells what is wrong
         return False

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import yaml
-from PIL import Image
 
+from tico_ssl.data.opening import open_picture
 from tico_ssl.features.picture import Picture
 from tico_ssl.report.atlas import image_url
 from tico_ssl.report.evaluation_section import Rows, evaluations
@@ -45,8 +45,8 @@ def views(record: Record) -> Section:
         return Section("views", "Views", [paragraph("The run has no contact sheet (views.png).", class_="missing")])
     text = "Top row: images of the first batch. Below: their augmented views. The images should still be recognisable."
     try:
-        pixels = np.asarray(Image.open(sheet).convert("RGB"))
-    except OSError as error:
+        pixels = np.asarray(open_picture(sheet).convert("RGB"))
+    except Exception as error:  # decoders fail in many ways
         return Section("views", "Views", [paragraph(f"The contact sheet cannot be read: {error}.", class_="missing")])
     halves = [tag("img", src=image_url(half), alt="Contact sheet: originals and views") for half in _halves(pixels)]
     return Section("views", "Views", [tag("figure", tag("figcaption", text), tag("div", halves), class_="sheet")])

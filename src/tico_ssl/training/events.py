@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
+from tico_ssl.data.opening import open_picture
 from tico_ssl.training.logger import Ending, Logger
 
 
@@ -28,7 +28,7 @@ class Events(Logger):
                 self._writer.add_scalar(name, value, step)
 
     def _show(self, name: str, picture: Path) -> None:
-        with Image.open(picture) as opened:
+        with open_picture(picture) as opened:
             self._writer.add_image(name, np.asarray(opened.convert("RGB")), self.start, dataformats="HWC")
 
     def close(self, ending: Ending) -> None:

@@ -4,6 +4,7 @@ Only the process of `server` uses this: obstore's threads do not survive a fork.
 """
 
 import functools
+import itertools
 import os
 import random
 import re
@@ -14,12 +15,16 @@ from typing import Any, NamedTuple, TypeVar
 
 from tico_ssl.data.remote.urls import WEB, split
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.wording import counted
 
 T = TypeVar("T")
 FIRST_WAIT, LONGEST_WAIT = 0.1, 15.0  # seconds
-FEW, TRIES = 6, 20  # for a question, in a few seconds; for bytes of an object that is there, in about two minutes
-TIMEOUT, CONNECTING = timedelta(seconds=120), timedelta(seconds=10)  # of a request; of making a connection
+# Seconds in which another try begins: until a store has sent bytes of an object, it may be one that never will.
+HURRIED, PATIENT = 5.0, 120.0
+QUESTION, TIMEOUT = timedelta(seconds=30), timedelta(seconds=120)  # of a request for a size or a list; for bytes
+CONNECTING = timedelta(seconds=10)
 MOST_LISTED = 1_000_000
+WRONG_RANGE = re.compile(r"Requested \d|CONTENT_RANGE")  # what obstore says of an answer with other bytes
 PASSING = re.compile(r"HTTP error|status code: (5\d\d|408|429)|timed out|reset|body", re.IGNORECASE)
 NO_CREDENTIALS = re.compile(
     r"/latest/(api/token|meta-data)|computeMetadata|metadata/identity|service account", re.IGNORECASE
@@ -45,8 +50,11 @@ class Known(NamedTuple):
     modified: float
 
 
-class Passing(Exception):
-    """A failure after which another try is worth while."""
+class WrongBytes(Exception):
+    """An answer with other bytes than were asked for: a failure that may pass, unless it comes twice alike."""
+
+
+_sending: set[str] = set()  # stores that have sent bytes of an object
 
 
 def head(url: str) -> Known:
@@ -55,7 +63,11 @@ def head(url: str) -> Known:
     store, key = split(url)
     if not key:
         raise UserError(f"{url}: names a bucket or a server, no file in it")
-    return _known(url, _tried(url, lambda: _library().get(_store(store), key, options={"range": (0, 1)}).meta, FEW))
+
+    def request() -> Any:
+        return _library().get(_store(store, QUESTION), key, options={"range": (0, 1)}).meta
+
+    return _known(url, _tried(url, request, HURRIED))
 
 
 def get(known: Known, begin: int, end: int) -> bytes:
@@ -63,16 +75,28 @@ def get(known: Known, begin: int, end: int) -> bytes:
     store, key = split(known.url)
 
     def request() -> bytes:
-        answer = _library().get(_store(store), key, options={"range": (begin, end)})
+        answer = _library().get(_store(store, TIMEOUT), key, options={"range": (begin, end)})
         now = _known(known.url, answer.meta)
         if (now.size, now.version) != (known.size, known.version):
             raise UserError(f"{known.url}: changed while it was read: start again, with all of it as it is now")
-        content = bytes(answer.bytes())
+        content = _at_most(end - begin, answer)
         if len(content) != end - begin:
-            raise Passing(f"{len(content):,} bytes came and not {end - begin:,}")
+            came = f"{len(content):,}" if len(content) < end - begin else "more"
+            raise WrongBytes(f"{came} bytes came and not {end - begin:,}")
+        _sending.add(store)
         return content
 
-    return _tried(known.url, request, TRIES)
+    return _tried(known.url, request, PATIENT if store in _sending else HURRIED)
+
+
+def _at_most(size: int, answer: Any) -> bytes:
+    """The bytes of an answer; of one that has more, not all, since it may have no end."""
+    content = b""
+    for part in answer.stream(min_chunk_size=size):
+        content = content + part if content else bytes(part)
+        if len(content) > size:
+            break
+    return content
 
 
 def listed(folder: str, deep: bool) -> list[Known]:
@@ -83,16 +107,16 @@ def listed(folder: str, deep: bool) -> list[Known]:
 
     def request() -> list[Known]:
         if not deep:
-            found = list(_library().list_with_delimiter(_store(store), prefix)["objects"])
+            found = list(_library().list_with_delimiter(_store(store, QUESTION), prefix)["objects"])
         else:
             found = []
-            for part in _library().list(_store(store), prefix):
+            for part in _library().list(_store(store, QUESTION), prefix):
                 found += part
                 if len(found) > MOST_LISTED:
                     raise UserError(f"{folder}: more than {MOST_LISTED:,} objects")
         return [_known(store + meta["path"], meta) for meta in found]
 
-    return _tried(folder, request, FEW)
+    return _tried(folder, request, HURRIED)
 
 
 def _known(url: str, meta: Any) -> Known:
@@ -100,24 +124,33 @@ def _known(url: str, meta: Any) -> Known:
     return Known(url, meta["size"], meta.get("e_tag") or meta.get("version") or f"written at {modified}", modified)
 
 
-def _tried(url: str, request: Callable[[], T], tries: int) -> T:
-    """The answer to a request, which is repeated, with longer and longer breaks, while it fails in a passing way."""
-    for number in range(tries):
+def _tried(url: str, request: Callable[[], T], seconds: float) -> T:
+    """The answer to a request, which is repeated for so long, with longer and longer breaks, while it fails in a
+    passing way."""
+    started, before = time.monotonic(), ""
+    for number in itertools.count():
         try:
             return request()
         except UserError:
             raise
         except Exception as error:
-            if number == tries - 1 or not _passes(error):
-                raise UserError(_in_words(url, error, tries)) from error
-        time.sleep(min(LONGEST_WAIT, FIRST_WAIT * 2**number) * random.uniform(0.5, 1))
+            wait = min(LONGEST_WAIT, FIRST_WAIT * 2**number) * random.uniform(0.5, 1)
+            again = time.monotonic() - started + wait < seconds
+            if not again or not _passes(error) or (_is_wrong(error) and str(error) == before):
+                raise UserError(_in_words(url, error, number + 1)) from error
+            before = str(error)
+        time.sleep(wait)
     raise AssertionError
 
 
 def _passes(error: Exception) -> bool:
     kind, text = type(error).__name__, _first_lines(error)
     passing = kind == "GenericError" and PASSING.search(text) and not _unknown(text) and UNSAFE not in text
-    return isinstance(error, Passing) or bool(passing)
+    return _is_wrong(error) or bool(passing)
+
+
+def _is_wrong(error: Exception) -> bool:
+    return isinstance(error, WrongBytes) or bool(WRONG_RANGE.search(_first_lines(error)))
 
 
 def _unknown(text: str) -> bool:
@@ -144,7 +177,7 @@ def _in_words(url: str, error: Exception, tries: int) -> str:
         return f"{url}: no credentials found: set {variables}"
     if UNSAFE in text:
         return f"{url}: an endpoint without https needs AWS_ALLOW_HTTP=true"
-    often = f" after {tries} tries" if _passes(error) else ""
+    often = f" after {counted(tries, 'try')}" if _passes(error) else ""
     return f"{url}: cannot be read{often} ({_reason(text)})"
 
 
@@ -160,11 +193,11 @@ def _reason(text: str) -> str:
 
 
 @functools.cache
-def _store(root: str) -> Any:
+def _store(root: str, timeout: timedelta) -> Any:
     """The store of a bucket, a container or a server; settings and credentials are those of the environment."""
     from obstore.store import from_url
 
-    options: Any = {"timeout": TIMEOUT, "connect_timeout": CONNECTING}
+    options: Any = {"timeout": timeout, "connect_timeout": CONNECTING}
     if root.startswith("http://") or any(os.environ.get(name, "").lower() in ("true", "1") for name in ALLOWING):
         options["allow_http"] = True  # options that are given hide those of the environment
     return from_url(root, client_options=options, retry_config={"max_retries": 0})

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from tico_ssl.data.listings import read_json
-from tico_ssl.evaluations._detection.pictures import Instance, Listing, Picture, Pictures
+from tico_ssl.evaluations._detection.outlines import require_outline
+from tico_ssl.evaluations._detection.pictures import Instance, Listing, Picture, Pictures, require_size
 from tico_ssl.results.record import is_number
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.printing import printable
@@ -78,7 +79,12 @@ def _labels_by_name(file: Path, content: Any, names: dict[int, str], labels: dic
 
 def _read(file: Path, content: Any, labels: dict[int, int]) -> list[Picture]:
     images = list(_rows(file, content, "images", id=int, file_name=str, width=int, height=int))
-    known = {row["id"] for row in images}
+    known = {row["id"]: row for row in images}
+    for row in images:
+        try:
+            require_size(row["height"], row["width"])
+        except ValueError as error:
+            raise UserError(f"{file}: image {row['id']}: {error}") from error
     if len(known) != len(images):
         raise UserError(f"{file}: two images have the same id")
     instances: dict[int, list[Instance]] = defaultdict(list)
@@ -87,7 +93,12 @@ def _read(file: Path, content: Any, labels: dict[int, int]) -> list[Picture]:
             raise UserError(f"{file}: annotation {row.get('id')} refers to unknown image {row['image_id']}")
         if row["category_id"] not in labels:
             raise UserError(f"{file}: annotation {row.get('id')} refers to unknown category {row['category_id']}")
-        instances[row["image_id"]].append(_instance(file, row, labels[row["category_id"]]))
+        instance, image = _instance(file, row, labels[row["category_id"]]), known[row["image_id"]]
+        try:
+            require_outline(instance.outline, image["height"], image["width"])
+        except ValueError as error:
+            raise UserError(f"{file}: annotation {row.get('id')}: segmentation {error}") from error
+        instances[row["image_id"]].append(instance)
     folder, listing = _image_folder(file, images), Listing()
     return [
         Picture(

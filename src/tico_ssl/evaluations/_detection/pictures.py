@@ -7,10 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from tico_ssl.data.decoding import MOST_PIXELS
 from tico_ssl.data.source import file_identity
 from tico_ssl.runtime.errors import UserError
 
 Rule = Literal["coco", "voc", "voc2007"]
+
+
+def require_size(height: int, width: int) -> None:
+    """Refuse, by a ValueError, a size that no image has."""
+    if height < 1 or width < 1 or height * width > MOST_PIXELS:
+        raise ValueError(f"no image has {width} x {height} pixels")
 
 
 class Instance(NamedTuple):

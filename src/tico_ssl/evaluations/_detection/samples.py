@@ -135,8 +135,8 @@ class Maker:
                 if instance.outline is not None:
                     try:
                         target["masks"][number] = pixels(instance.outline, original, size)
-                    except (UserError, ValueError, TypeError, KeyError) as error:
-                        raise UserError(f"{picture.file}: an object's outline cannot be read ({error})") from error
+                    except ValueError as error:
+                        raise UserError(f"{picture.file}: an object's outline {error}") from error
         return target
 
 

@@ -5,6 +5,7 @@ tested on val. Other data may have any classes, and the lists that they have: tr
 list for the test, images are held out, and without any list all annotated images count.
 """
 
+import math
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from xml.etree import ElementTree
 from tico_ssl.data.formats.voc2007 import VOC_CLASSES
 from tico_ssl.data.listings import read_lines
 from tico_ssl.data.names import SUFFIXES
-from tico_ssl.evaluations._detection.pictures import Instance, Listing, Picture, Pictures, Rule
+from tico_ssl.evaluations._detection.pictures import Instance, Listing, Picture, Pictures, Rule, require_size
 from tico_ssl.runtime.errors import UserError, suggestion
 
 YEARS = ("VOC2007", "VOC2012")
@@ -131,12 +132,13 @@ def _picture(image: Path, file: Path) -> Read:
     try:
         root = ElementTree.parse(file).getroot()
         width, height = (int(_text(root, f"size/{side}")) for side in ("width", "height"))
+        require_size(height, width)
         nodes = list(root.iter("object"))
         instances = tuple(_instance(node) for node in nodes)
         return Read(Picture(image, width, height, instances), file, [_text(node, "name") for node in nodes])
     except FileNotFoundError as error:
         raise UserError(f"{file}: no such file, but {image.name} is listed") from error
-    except (ElementTree.ParseError, ValueError) as error:
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # the last of an unknown encoding
         raise UserError(f"{file}: not an annotation of VOC ({error})") from error
 
 
@@ -145,6 +147,8 @@ def _instance(node: ElementTree.Element) -> Instance:
     # Pixels are numbered from 1, and the last one belongs to the box.
     left, top, right, bottom = (float(_text(node, f"bndbox/{side}")) for side in ("xmin", "ymin", "xmax", "ymax"))
     box = (left - 1, top - 1, right, bottom)
+    if not all(map(math.isfinite, box)):
+        raise ValueError(f"bndbox is {left}, {top}, {right}, {bottom}")
     difficult = (node.findtext("difficult") or "0").strip() == "1"
     area = (box[2] - box[0]) * (box[3] - box[1])
     return Instance(0, box, area=area, difficult=difficult)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from tico_ssl.data.opening import open_picture
 from tico_ssl.evaluations._representation.settings import SIZES, STRENGTHS
 from tico_ssl.runtime.errors import UserError, suggestion
 
@@ -77,7 +78,7 @@ def _jpeg(images: Tensor, quality: float) -> Tensor:
     def through(picture: Image.Image) -> Image.Image:
         file = io.BytesIO()
         picture.save(file, "JPEG", quality=int(quality))
-        return Image.open(file)
+        return open_picture(file)
 
     return _each(images, through)
 
