@@ -9,11 +9,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from tico_ssl import pretrain
-from tico_ssl.config.recipe import load_recipe
+from tico_ssl.config.recipe import load_recipe, packaged_recipes
 from tico_ssl.optim.schedules import cosine_ema_decay, scaled_lr, warmup_cosine, warmup_steps
-from tico_ssl.runtime.errors import UserError
-from tico_ssl.training.checkpoint import read_checkpoint
 from tico_ssl.training.plan import Plan
 
 PHOTOS = load_recipe("photos")
@@ -216,47 +213,25 @@ def test_a_warmup_that_is_longer_than_half_of_a_run_is_shortened(warmup, epochs,
     assert (plan.warmup, plan.shortened) == (steps, said)
 
 
-# Weight decay over a run
+# Weight decay
 
 
-@given(
-    total=st.floats(0.01, 10.0),
-    lr=st.floats(1e-3, 1.0),
-    batch=st.sampled_from([32, 256, 1024]),
-    epochs=st.integers(1, 1000),
-    steps=st.integers(1, 5000),
-)
+@given(lr=st.floats(1e-3, 1.0), decay=st.floats(0, 0.1), batch=st.integers(2, 4096))
 @some_examples
-def test_a_total_decay_is_that_of_the_run_whatever_its_rate_batch_and_length(total, lr, batch, epochs, steps):
-    optimizer = PHOTOS.optimizer.model_copy(update={"lr": lr, "total_decay": total})
-    training = PHOTOS.training.model_copy(update={"batch_size": batch, "epochs": epochs})
-    plan = Plan.of(PHOTOS.model_copy(update={"optimizer": optimizer, "training": training}), steps)
-    assert plan.peak_lr * plan.optimizer.weight_decay * plan.steps == pytest.approx(total, **near)
+def test_rate_times_decay_is_the_same_for_all_batches(lr, decay, batch):
+    optimizer = PHOTOS.optimizer.model_copy(update={"lr": lr, "weight_decay": decay})
+    recipe = PHOTOS.model_copy(
+        update={"optimizer": optimizer, "training": PHOTOS.training.model_copy(update={"batch_size": batch})}
+    )
+    plan = Plan.of(recipe, 10)
+    assert plan.peak_lr * plan.optimizer.weight_decay == pytest.approx(lr * decay, rel=1e-12)
+    fixed = recipe.model_copy(update={"optimizer": optimizer.model_copy(update={"scale_lr": False})})
+    assert Plan.of(fixed, 10).optimizer.weight_decay == decay
+    asked = recipe.model_copy(update={"optimizer": optimizer.model_copy(update={"scale_decay": False})})
+    assert Plan.of(asked, 10).optimizer.weight_decay == decay
 
 
-def test_whoever_gives_a_weight_decay_means_it(tmp_path):
-    rule = {"optimizer.total_decay": 1.0}
-    assert Plan.of(load_recipe("cifar10/tico", rule), 195).optimizer.weight_decay == pytest.approx(1 / (0.12 * 19_500))
-    file = tmp_path / "ruled.yaml"
-    file.write_text("base: cifar10/tico\noptimizer: {total_decay: 1.0}\n")
-    (tmp_path / "own.yaml").write_text(f"base: {file}\noptimizer: {{weight_decay: 0.25}}\n")
-    for recipe in (
-        load_recipe(file, {"optimizer.weight_decay": 0.25}),
-        load_recipe(tmp_path / "own.yaml"),
-        load_recipe(file, {"optimizer.name": "lars", "optimizer.weight_decay": 0.25}),
-    ):
-        assert Plan.of(recipe, 195).optimizer.weight_decay == 0.25
-    assert load_recipe(tmp_path / "own.yaml", rule).optimizer.total_decay == 1.0
-    with pytest.raises(UserError, match="total_decay needs sgd or adamw"):
-        load_recipe("imagenet/tico", rule)
-
-
-def test_a_longer_run_has_the_decay_of_its_new_length(tmp_path, tiny):
-    """From where it goes on, as with the learning rate."""
-    settings = tiny | {"optimizer.name": "sgd", "optimizer.lr": 0.1, "optimizer.total_decay": 1.0, "training.epochs": 1}
-    run = pretrain("demo", out=tmp_path / "run", overrides=settings)
-    first = read_checkpoint(run.checkpoint_file, torch.device("cpu"))["optimizer"]["param_groups"]
-    pretrain("demo", out=run.folder, overrides=settings | {"training.epochs": 4}, resume=True)
-    last = read_checkpoint(run.checkpoint_file, torch.device("cpu"))["optimizer"]["param_groups"]
-    assert [group["weight_decay"] for group in last] == pytest.approx([g["weight_decay"] / 4 for g in first])
-    assert last[0]["weight_decay"] > 0 == last[1]["weight_decay"]
+def test_recipes_after_published_settings_keep_their_decay_for_every_batch():
+    for name in packaged_recipes():
+        scaled = load_recipe(name).optimizer.scale_decay
+        assert scaled == name.startswith("photos"), name

@@ -8,7 +8,7 @@ the base's.
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
@@ -35,10 +35,7 @@ Tell = Callable[[str], object]  # receives notes for the user
 
 YAML = (".yaml", ".yml")
 METHOD = "tico"  # default
-STEPPING_BACK = {  # a rule, what it is without it, and the settings by which someone says what the rule would find
-    "training.least_steps": (0, ("training.epochs", "training.batch_size")),
-    "optimizer.total_decay": (None, ("optimizer.weight_decay", "optimizer.name")),
-}
+LENGTHS = ("epochs", "batch_size")  # of training: whoever gives one means it, also where images are few
 SHORT = {"method": "method.name", "data": "data.source", "backbone": "backbone.name", "optimizer": "optimizer.name"}
 
 
@@ -106,7 +103,8 @@ def load_recipe(
     values, where = _raw(source, notes)
     changes = {full_key(key, value): value for key, value in (overrides or {}).items()}
     values = _with_method(values, changes.get("method.name"), notes)
-    changes = _without_rules(changes) | changes
+    if not changes.keys().isdisjoint(f"training.{length}" for length in LENGTHS):
+        changes = {"training.least_steps": 0} | changes
     for key, value in changes.items():
         values = _overridden(values, key.split("."), value, key)
     if isinstance(values.get("views"), str):
@@ -119,11 +117,6 @@ def load_recipe(
     for note in notes:
         tell(note)
     return recipe
-
-
-def _without_rules(given: Iterable[str]) -> dict[str, Any]:
-    """The rules that step back because settings are given."""
-    return {rule: without for rule, (without, by) in STEPPING_BACK.items() if not set(given).isdisjoint(by)}
 
 
 @functools.cache
@@ -182,10 +175,8 @@ def _raw(
     if not base:
         return values, where
     below, _ = _raw(base, notes, (*above, str(base)))
-    given = {f"{name}.{key}": key for name, part in values.items() if isinstance(part, dict) for key in part}
-    for rule, without in _without_rules(given).items():
-        section, _, key = rule.partition(".")
-        values[section].setdefault(key, without)
+    if isinstance(training := values.get("training"), dict) and not training.keys().isdisjoint(LENGTHS):
+        values["training"] = {"least_steps": 0} | training
     method = values.get("method")
     name = method.get("name") if isinstance(method, dict) else None
     return _merged(_with_method(below, name, notes), values), where

@@ -161,9 +161,9 @@ class OptimizerConfig(Section):
     """schedule=steps: factor of each fall."""
     weight_decay: Annotated[float, Field(ge=0, le=1e30)] = 1.5e-6
     """Applied to weights with two or more dimensions."""
-    total_decay: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """SGD and AdamW: instead of weight_decay, peak learning rate x weight decay x steps, so that it suits runs of any
-    length, rate and batch. If weight_decay or name are given, the default is none."""
+    scale_decay: bool = False
+    """Divide the weight decay by what scale_lr multiplies the learning rate by: rate x decay, which decides by what
+    angle a step turns weights in front of normalisation, is the same for all batches."""
     decay_all: bool = False
     """Weight decay of biases and normalisation parameters too."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -190,8 +190,6 @@ class OptimizerConfig(Section):
             raise ValueError(f"betas must be in [0, 1), got {list(self.betas)}")
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs a momentum above 0")
-        if self.name == "lars" and self.total_decay is not None:
-            raise ValueError("total_decay needs sgd or adamw: LARS rescales its updates")
         return self
 
 

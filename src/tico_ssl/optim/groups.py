@@ -12,7 +12,6 @@ from tico_ssl.optim.lars import LARS
 
 KINDS: dict[str, Callable[..., Optimizer]] = {"lars": LARS, "sgd": SGD, "adamw": AdamW}
 FORMS = ("fused", "foreach", "capturable")  # implementation of torch's optimisers; does not affect the result
-OWN = ("lr", "weight_decay", *FORMS)  # what a group keeps when a state is loaded
 
 Group = dict[str, Any]
 
@@ -122,8 +121,8 @@ def _set_rate(group: Group, lr: float) -> None:
 
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Load a saved state from any kind of device: the type of the learning rate and the implementation stay those of
-    this device, and the weight decay that of the recipe, which may be another one if the run is longer now."""
-    kept = [{key: group[key] for key in OWN if key in group} for group in optimizer.param_groups]
+    this device."""
+    kept = [{key: group[key] for key in ("lr", *FORMS) if key in group} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
     for group, mine in zip(optimizer.param_groups, kept, strict=True):
         group |= mine

@@ -35,8 +35,8 @@ def described(setup: Setup) -> list[str]:
         labels = counted(len(source.classes) or _class_count(source.labels), "class")
     steps, batch = counted(setup.plan.steps_per_epoch, "step"), counted(settings.batch_size, "image")
     rule = f" ({recipe.optimizer.lr:g} x {settings.batch_size}/256)" if recipe.optimizer.scale_lr else ""
-    total = recipe.optimizer.total_decay
-    decay = "" if total is None else f", weight decay {setup.plan.optimizer.weight_decay:.3g} ({total:g} over the run)"
+    decay = setup.plan.optimizer.weight_decay
+    scaled = "" if decay == recipe.optimizer.weight_decay else f", weight decay {decay:.3g} (rate x decay as for 256)"
     lines = [
         f"{recipe.method.name} on {source.name}: {counted(len(source), 'image')} ({labels}), {setup.loader.storage}",
         f"{recipe.backbone.name}{_stem(setup.method.backbone)}, {size:.2f} M parameters, {recipe.data.image_size} px; "
@@ -44,7 +44,7 @@ def described(setup: Setup) -> list[str]:
         f"{str(setup.precision).removeprefix('torch.')}, {resolve_execution(execution_of(recipe), device)} steps, "
         f"{counted(distributed.world_size(), 'process')}",
         f"{counted(settings.epochs, 'epoch')} of {steps} of {batch}; "
-        f"{recipe.optimizer.name}, learning rate {setup.plan.peak_lr:g}{rule}{decay}",
+        f"{recipe.optimizer.name}, learning rate {setup.plan.peak_lr:g}{rule}{scaled}",
         *([setup.plan.shortened] if setup.plan.shortened else []),
         *([coarse] if (coarse := coarse_stem(setup.method.backbone.network, recipe.data.image_size)) else []),
     ]

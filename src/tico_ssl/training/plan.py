@@ -12,7 +12,7 @@ SHORT_WARMUP = 0.1  # of a run, instead
 
 @dataclass(frozen=True)
 class Plan:
-    """Number of steps, the learning rate of each, and the optimiser's settings with the weight decay of the run."""
+    """Number of steps, the learning rate of each, and the optimiser's settings with the weight decay of the batch."""
 
     steps_per_epoch: int
     steps: int
@@ -25,8 +25,9 @@ class Plan:
         """The plan of a recipe for a number of steps per epoch, and in all, by default that of the recipe's epochs."""
         optimizer, steps = recipe.optimizer, steps_per_epoch * recipe.training.epochs if steps is None else steps
         peak = scaled_lr(optimizer.lr, recipe.training.batch_size) if optimizer.scale_lr else optimizer.lr
-        if optimizer.total_decay is not None:
-            optimizer = optimizer.model_copy(update={"weight_decay": optimizer.total_decay / (peak * steps)})
+        if optimizer.scale_decay and optimizer.scale_lr:
+            decay = optimizer.weight_decay * optimizer.lr / peak
+            optimizer = optimizer.model_copy(update={"weight_decay": decay})
         warmup = round(optimizer.warmup_epochs * steps_per_epoch)
         if warmup > LONGEST_WARMUP * steps:
             warmup = round(SHORT_WARMUP * steps)
