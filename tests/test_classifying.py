@@ -1,6 +1,7 @@
 """From labelled images to a classifier that names others: what it promises, on images that colour tells apart."""
 
 import csv
+import errno
 import json
 import shutil
 from contextlib import contextmanager
@@ -229,6 +230,24 @@ def test_an_interrupted_training_continues_to_the_same_classifier(whole, labelle
     files = [each.folder / "classifier.safetensors" for each in (again, whole)]
     assert files[0].read_bytes() == files[1].read_bytes()
     assert not list((tmp_path / "out").glob("*.tmp"))
+
+
+def test_on_a_full_disk_an_earlier_classifier_stays_what_it_was(
+    made, labelled, backbone, tmp_path, full_disk, monkeypatch
+):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder = tmp_path / "classifier"
+    shutil.copytree(made.folder, folder)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    with full_disk(len(before["report.html"]) // 2), pytest.raises(OSError) as caught:
+        finetune(backbone, str(labelled), folder, overwrite=True)
+    assert f"{folder / 'report.html'}: " in (one_line(caught.value) or "")
+    monkeypatch.setattr(making, "save_classifier", refuse)  # the last file
+    with pytest.raises(OSError, match="No space left"):
+        finetune(backbone, str(labelled), folder, overwrite=True)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
 # -------------------------------------------------------------------------------------------------- predict
