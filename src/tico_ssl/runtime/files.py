@@ -89,9 +89,9 @@ def remove_old_temporaries(folder: Path) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text atomically."""
+    """Write a text atomically. What is not UTF-8 in it, such as a name in a damaged file, is written as escapes."""
     with written_atomically(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def seal(path: Path) -> None:
