@@ -307,6 +307,23 @@ def test_a_killed_command_continues_to_the_same_file(made, many, tmp_path, monke
         predict(made.folder, [str(many)], broken)
 
 
+@pytest.mark.parametrize("moment", ["before the table", "after the table"])
+def test_wherever_a_command_is_killed_bad_files_are_listed_beside_a_table(made, many, tmp_path, monkeypatch, moment):
+    out, write = tmp_path / "out.csv", predicting.write_table
+
+    def die(*arguments):
+        if moment == "after the table":
+            write(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(predicting, "write_table", die)
+        predict(made.folder, [str(many)], out)
+    if not out.exists():
+        predict(made.folder, [str(many)], out)
+    assert "broken.png" in Path(f"{out}.bad_files.jsonl").read_text()
+
+
 def test_a_classifier_made_meanwhile_is_not_replaced(made, labelled, backbone, tmp_path, monkeypatch):
     @contextmanager
     def after_another(folder):
