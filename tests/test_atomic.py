@@ -1,6 +1,7 @@
 """Files appear whole or not at all, whoever writes them."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tico_ssl.runtime.files import (
     seal,
     write_atomically,
     written_atomically,
+    written_together,
 )
 
 
@@ -35,6 +37,18 @@ def test_of_what_fails_nothing_is_left(tmp_path, alone):
         raise RuntimeError
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_that_belong_together_are_renamed_together_or_none_is(tmp_path):
+    paths = [tmp_path / name for name in ("a", "b", "c")]
+    for attempt in ("old", "new", "failed"):
+        with suppress(RuntimeError), written_together(*paths) as temporaries:
+            for path, temporary in zip(paths, temporaries):
+                write_atomically(temporary, attempt)
+                if (attempt, path.name) == ("failed", "b"):
+                    raise RuntimeError
+    assert [path.read_text() for path in paths] == ["new"] * 3
+    assert sorted(tmp_path.iterdir()) == paths
 
 
 def test_what_is_no_file_is_never_replaced(tmp_path):

@@ -1,6 +1,7 @@
 """From labelled images to a classifier that names others: what it promises, on images that colour tells apart."""
 
 import csv
+import errno
 import json
 import shutil
 from contextlib import contextmanager
@@ -244,6 +245,24 @@ def test_an_interrupted_training_continues_to_the_same_classifier(whole, labelle
     assert not list((tmp_path / "out").glob("*.tmp"))
 
 
+def test_on_a_full_disk_an_earlier_classifier_stays_what_it_was(
+    made, labelled, backbone, tmp_path, full_disk, monkeypatch
+):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder = tmp_path / "classifier"
+    shutil.copytree(made.folder, folder)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    with full_disk(len(before["report.html"]) // 2), pytest.raises(OSError) as caught:
+        finetune(backbone, str(labelled), folder, overwrite=True)
+    assert f"{folder / 'report.html'}: " in (one_line(caught.value) or "")
+    monkeypatch.setattr(making, "save_classifier", refuse)  # the last file
+    with pytest.raises(OSError, match="No space left"):
+        finetune(backbone, str(labelled), folder, overwrite=True)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
 # -------------------------------------------------------------------------------------------------- predict
 
 
@@ -299,6 +318,23 @@ def test_a_killed_command_continues_to_the_same_file(made, many, tmp_path, monke
     assert not list(tmp_path.glob("*.partial"))
     with pytest.raises(UserError, match="overwrite=True"):
         predict(made.folder, [str(many)], broken)
+
+
+@pytest.mark.parametrize("moment", ["before the table", "after the table"])
+def test_wherever_a_command_is_killed_bad_files_are_listed_beside_a_table(made, many, tmp_path, monkeypatch, moment):
+    out, write = tmp_path / "out.csv", predicting.write_table
+
+    def die(*arguments):
+        if moment == "after the table":
+            write(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(predicting, "write_table", die)
+        predict(made.folder, [str(many)], out)
+    if not out.exists():
+        predict(made.folder, [str(many)], out)
+    assert "broken.png" in Path(f"{out}.bad_files.jsonl").read_text()
 
 
 def test_a_classifier_made_meanwhile_is_not_replaced(made, labelled, backbone, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import sys
 
@@ -135,6 +136,56 @@ def test_what_is_readable_is_shown_and_the_rest_said(copy, tmp_path, capsys):
     code, text = said(capsys, "report", copy, "--points", "0")
     assert code == 0 and "warning: run: metrics.jsonl is damaged" in text
     assert "metrics.jsonl is damaged" in (copy / "report.html").read_text()
+
+
+HOSTILE = '"<b>\\u001b[2J\\ud800"'  # a lone surrogate, which no file in UTF-8 can have
+NUMBERS = ("NaN", "Infinity", "1e308", "-1e308", "1e-308", "9" * 400, "true")
+
+
+def replaced(file, pattern, value):
+    text, count = re.subn(pattern, lambda found: found[1] + value, file.read_text())
+    assert count
+    file.write_text(text)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize(
+    "key", [("results.jsonl", "top1_k20"), ("metrics.jsonl", "images_per_second"), ("metrics.jsonl", "seconds")]
+)
+def test_numbers_that_cannot_have_been_measured_are_left_out(copy, tmp_path, capsys, key, number):
+    """With figures: whatever is drawn of them."""
+    name, metric = key
+    replaced(copy / name, rf'("{metric}": )[-\d.e]+', number)
+    other = shutil.copytree(copy, tmp_path / "other")
+    for words in (("compare", copy, other), ("report", copy, "--points", "0")):
+        code, text = said(capsys, *words)
+        assert code == 0 and f"{name} is damaged: 1 of 1 line" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [("results.jsonl", '("source": )"[^"]*"'), ("environment.json", '("command": )".*"'), ("bad_files.jsonl", "")],
+)
+def test_text_that_is_not_utf8_is_shown_as_escapes(copy, tmp_path, capsys, monkeypatch, name, pattern):
+    monkeypatch.setattr(static, "save", lambda charts, folder: [])
+    if name == "bad_files.jsonl":
+        (copy / name).write_text(f'{{"file": {HOSTILE}, "reason": {HOSTILE}}}\n')
+    else:
+        replaced(copy / name, pattern, HOSTILE)
+    for words in (("compare", copy), ("report", copy, "--points", "0")):
+        assert said(capsys, *words)[0] == 0
+    assert "\\ud800" in (copy / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("number", ["0x" + "F" * 6_000, "9" * 6_000, "1e308", ".nan"])
+@pytest.mark.parametrize("key", ["epochs", "batch_size", "seed"])
+def test_a_recipe_with_an_impossible_number_is_one_line(copy, tmp_path, capsys, key, number):
+    if (key, number) in {("seed", "1e308"), ("seed", ".nan")}:
+        pytest.skip("not a number of a table")
+    replaced(copy / "recipe.yaml", rf"(\b{key}: )\d+", number)
+    for words in (("compare", copy), ("report", copy), ("describe", copy / "recipe.yaml")):
+        code, text = said(capsys, *words)
+        assert code == 2 and len(text) < 1_000
 
 
 # --------------------------------------------------------------------------------------------------------- studies

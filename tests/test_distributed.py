@@ -1,26 +1,33 @@
 """Two processes are one process with the same global batch: loss, gradient, covariance, weights (float64)."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
 from multiprocessing import set_forkserver_preload
+from pathlib import Path
 
 import pytest
 import torch
 import torch.multiprocessing as mp
 from torch import nn
 
-from tico_ssl import pretrain
+from tico_ssl import embed, evaluate, pretrain
+from tico_ssl.classifying.finetune import finetune
 from tico_ssl.config.recipe import load_recipe
+from tico_ssl.config.sections import BackboneConfig
 from tico_ssl.methods._base import Batch
 from tico_ssl.methods.tico import Config, TiCo, TiCoLoss
+from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.batch_norm import share_statistics
+from tico_ssl.networks.storage import save_backbone
 from tico_ssl.results.run_folder import open_run
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.training.checkpoint import read_checkpoint
+from tico_ssl.training.online_knn import OnlineKnn
 from tico_ssl.training.setup import prepare
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
@@ -232,6 +239,49 @@ def test_processes_stop_together_within_seconds(tmp_path, tiny):
     step = read_checkpoint(open_run(tmp_path / "two").checkpoint_file)["step"]
     assert 0 < step < 2500
     assert f"stopped after step {step} of 7500" in out
+
+
+def with_images_of_its_own(rank):
+    """What every command that opens images says, of a folder that is another one in the second process."""
+    root = Path(os.environ["IMAGES"])
+    images, weights = str(root / str(rank)), root / f"{rank}.safetensors"
+    save_backbone(build_backbone(BackboneConfig(name="tico/resnet10-w4"), 16), weights)
+    recipe = load_recipe("demo", {"data.source": images, "training.batch_size": 4, "training.workers": 1})
+    said = []
+    for command in (
+        lambda: OnlineKnn.of(recipe, prepare(recipe, torch.device("cpu")).source, torch.device("cpu")),
+        lambda: evaluate(weights, "knn", images),
+        lambda: embed(weights, images, root / "out.npz"),
+        lambda: finetune(weights, images, root / "classifier"),
+    ):
+        with pytest.raises(UserError) as caught:
+            command()
+        said.append(str(caught.value))
+    return said
+
+
+@pytest.mark.parametrize("change", ["fewer", "renamed", "rewritten", "unsplit"])
+def test_processes_with_different_images_are_refused(tmp_path, folder_of_images, monkeypatch, change):
+    first, second = tmp_path / "0", tmp_path / "1"
+    for split in ("train", "test") if change == "unsplit" else ("",):
+        shutil.copytree(folder_of_images, first / split, dirs_exist_ok=True)
+    shutil.copytree(first, second)
+    if change == "fewer":
+        (second / "cats" / "1.png").unlink()
+    if change == "renamed":
+        (second / "cats" / "1.png").rename(second / "cats" / "0.png")
+    if change == "rewritten":
+        shutil.copy(second / "cats" / "1.png", second / "cats" / "3.png")
+    if change == "unsplit":
+        shutil.rmtree(second / "test")
+    monkeypatch.setenv("IMAGES", str(tmp_path))
+    of_one, of_other = in_two_processes(with_images_of_its_own, tmp_path)
+    host = socket.gethostname()
+    words = f": process 1 (host {host}) does not have the images of process 0 (host {host}): "
+    assert all(words in said and "\n" not in said for said in of_one)
+    assert [said.partition(words)[2] for said in of_one] == [said.partition(words)[2] for said in of_other]
+    wanted = {"fewer": "11 images instead of 12;", "unsplit": "1 split instead of 2;"}
+    assert any(wanted.get(change, "other ") in said for said in of_one)
 
 
 def test_a_batch_that_does_not_divide_is_refused(tmp_path, tiny):

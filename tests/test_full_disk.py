@@ -2,6 +2,8 @@
 
 import errno
 import shutil
+import subprocess
+import sys
 from contextlib import ExitStack
 
 import pytest
@@ -89,15 +91,70 @@ def test_a_disk_that_stays_full_is_an_error_at_the_end_and_the_run_resumes(
     assert_same(pretrain("demo", out=tmp_path / "run", overrides=settings, resume=True), undisturbed)
 
 
-def test_a_folder_that_vanishes_is_written_again(settings, tmp_path, monkeypatch, capsys):
-    folder = tmp_path / "run"
-    at_epochs(monkeypatch, lambda epoch: shutil.rmtree(folder) if epoch == 3 else None)
+@pytest.mark.parametrize("way", ["removed", "moved"])
+def test_a_folder_that_vanishes_is_written_again(settings, tmp_path, monkeypatch, capsys, way):
+    folder, seen = tmp_path / "run", []
+
+    def happen(epoch):
+        if epoch == 3:
+            _ = shutil.rmtree(folder) if way == "removed" else folder.rename(tmp_path / "moved")
+        if epoch == 4:  # it was written again after epoch 3
+            seen.append((folder / "images.json").is_file() and another_command_in(folder))
+
+    at_epochs(monkeypatch, happen)
     run = pretrain("demo", out=folder, overrides=settings)
-    assert "run was gone and is written again: metrics up to step 9 are lost" in capsys.readouterr().out
+    assert seen == ["refused"]
+    assert "run was gone and is written again, without its metrics from before step 9" in capsys.readouterr().out
     assert [line["step"] for line in run.metrics()] == [10, 11, 12]
     assert run.recipe().training.epochs == 4
     assert load_backbone(folder) is not None
+    if way == "moved":
+        assert torch.load(Run(tmp_path / "moved").checkpoint_file, weights_only=True)["step"] == 6
+        assert [line["step"] for line in Run(tmp_path / "moved").metrics()] == list(range(1, 10))
+        assert another_command_in(tmp_path / "moved") == "alone"
+    assert another_command_in(folder) == "alone"
     pretrain("demo", out=folder, overrides=settings, resume=True)
+
+
+def another_command_in(folder) -> str:
+    script = (
+        "import sys; from pathlib import Path; from tico_ssl.runtime.locks import *\n"
+        "try:\n with alone_in(Path(sys.argv[1]), ''): print('alone')\nexcept InUse: print('refused')"
+    )
+    return subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True).stdout.strip()
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_in_the_place_of_a_folder_that_was_moved_another_run_is_left_alone(settings, tmp_path, monkeypatch, ended):
+    """Whether the other one trains still, or has ended."""
+    folder, moved = tmp_path / "run", tmp_path / "moved"
+    settings |= {"training.loggers": []}
+    other = pretrain("demo", out=tmp_path / "other", overrides=settings | {"training.epochs": 1})
+    before = {file.name: file.read_bytes() for file in other.folder.rglob("*") if file.is_file()}
+    with ExitStack() as stack:
+
+        def happen(epoch):
+            if epoch == 3:
+                folder.rename(moved)
+                other.folder.rename(folder)
+                if not ended:
+                    script = (
+                        "import fcntl, sys; file = open(sys.argv[1], 'ab'); fcntl.lockf(file, fcntl.LOCK_EX)\n"
+                        "print('held', flush=True); sys.stdin.read()"
+                    )
+                    command = [sys.executable, "-c", script, str(folder / "lock")]
+                    holder = stack.enter_context(
+                        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                    )
+                    assert holder.stdout.readline() == b"held\n"
+
+        at_epochs(monkeypatch, happen)
+        with pytest.raises(UserError, match=r"another run has begun in its place: this one ends at step 9; what it"):
+            pretrain("demo", out=folder, overrides=settings)
+    monkeypatch.undo()
+    assert {file.name: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
+    assert torch.load(Run(moved).checkpoint_file, weights_only=True)["step"] == 6
+    pretrain("demo", out=moved, overrides=settings, resume=True)
 
 
 def test_a_read_only_disk_does_not_end_a_training(settings, undisturbed, tmp_path, monkeypatch, capsys):

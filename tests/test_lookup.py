@@ -31,6 +31,7 @@ from tico_ssl.looking_up.searching import search
 from tico_ssl.networks.backbones import build_backbone
 from tico_ssl.networks.storage import save_backbone
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.locks import alone_in
 
 CPU = torch.device("cpu")
 
@@ -426,6 +427,27 @@ def test_planted_copies_and_outliers_are_found(model, dirty, tmp_path):
     assert "<i>" not in page and "<b>" not in page
     assert "z/00&lt;i&gt;.png" in page and "a&amp;b/00.png" in page
     assert not list(dirty.parent.glob("*.csv")) and len([*dirty.rglob("*.png")]) == 75
+
+
+def test_a_folder_has_the_files_of_the_last_call_alone(model, photos, tmp_path):
+    out = tmp_path / "out"
+    curate(model, str(photos), out, subset=2)
+    assert len(read_csv(out / "subset.csv")) == 2
+    curate(model, str(photos), out)
+    assert not (out / "subset.csv").exists()
+
+
+def test_two_commands_never_write_to_one_folder(model, photos, tmp_path):
+    query = next(photos.rglob("*.png"))
+    with alone_in(tmp_path / "out", ""):
+        for command in (
+            lambda: curate(model, str(photos), tmp_path / "out"),
+            lambda: search(model, str(photos), [query], out=tmp_path / "out"),
+        ):
+            with pytest.raises(UserError, match=r"another command writes to .*: wait for its end, or choose another"):
+                command()
+        assert [file.name for file in (tmp_path / "out").iterdir()] == ["lock"]
+        assert search(model, str(photos), [query])
 
 
 def test_a_threshold_may_be_given(model, dirty, tmp_path):

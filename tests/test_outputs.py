@@ -78,6 +78,20 @@ def test_a_line_is_appended_whole_or_not_at_all(tmp_path, full_disk):
         assert file.read_bytes() == before
 
 
+def test_lines_of_several_commands_are_all_kept(tmp_path):
+    script = (
+        "import sys; from pathlib import Path; from tico_ssl.runtime.json_lines import append_json_line\n"
+        "for number in range(200):\n"
+        "    line = {'by': sys.argv[2], 'number': number, 'text': 'x' * (number * 50)}\n"
+        "    append_json_line(Path(sys.argv[1]), line, durable=number % 50 == 0)"
+    )
+    file = tmp_path / "results.jsonl"
+    commands = [subprocess.Popen([sys.executable, "-c", script, str(file), str(by)]) for by in range(3)]
+    assert [command.wait() for command in commands] == [0, 0, 0]
+    found = [(line["by"], line["number"]) for line in read_json_lines(file)]
+    assert sorted(found) == sorted((str(by), number) for by in range(3) for number in range(200))
+
+
 def test_lines_that_are_no_objects_are_left_out(tmp_path):
     file = tmp_path / "lines.jsonl"
     file.write_bytes(b'\xff\n[1]\nnull\n{"a": 1}\n' + b"[" * 100_000 + b'\n{"b": 2}')

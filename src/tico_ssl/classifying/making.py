@@ -21,7 +21,7 @@ from tico_ssl.results.record import Numbers, split_in_words
 from tico_ssl.results.run_folder import installed_version
 from tico_ssl.runtime import distributed
 from tico_ssl.runtime.device import choose_device, tune_process
-from tico_ssl.runtime.files import digest, remove_temporaries, write_atomically
+from tico_ssl.runtime.files import digest, remove_temporaries, write_atomically, written_together
 from tico_ssl.runtime.locks import alone_in
 from tico_ssl.runtime.process_group import process_group
 from tico_ssl.runtime.progress import say
@@ -48,7 +48,7 @@ def make(
         return _written(folder, context, model.eval().to(device), results, begun)
 
 
-def _alone(folder: Path) -> AbstractContextManager[None]:
+def _alone(folder: Path) -> AbstractContextManager[object]:
     if not distributed.is_main():
         return nullcontext()
     return alone_in(folder, f"another command makes a classifier in {folder}: wait for its end")
@@ -71,18 +71,18 @@ def _written(
     found = scores_of(verdicts, model.classes, int(context.train.labels.bincount().argmax()))
     about = {"accuracy": found["accuracy"], "images": found["images"], "data": context.data["source"]}
     about |= {"backbone": context.checkpoint, "head": results["settings"]["head"], "tico-ssl": _version()}
-    file = folder / FILE
-    for name in (FILE, "results.json", "report.html"):
-        remove_temporaries(folder / name)
-    file.unlink(missing_ok=True)  # of an earlier classifier, which the other files no longer belong to
+    files = [folder / name for name in ("results.json", "report.html", FILE)]
+    for file in files:
+        remove_temporaries(file)
     found |= results | {"data": context.data, "seed": results["settings"]["seed"], "split_seed": context.seed}
     found |= {"unreadable": len(context.test) - found["images"], "seconds": round(perf_counter() - begun, 2)}
-    write_atomically(folder / "results.json", json.dumps(found) + "\n")
     mistakes = shown_mistakes(verdicts, context.test, model.classes)
-    write_atomically(folder / "report.html", page_of(folder.resolve().name, found, mistakes))
-    save_classifier(model, file, about)
+    with written_together(*files) as (results_file, report_file, classifier_file):
+        write_atomically(results_file, json.dumps(found) + "\n")
+        write_atomically(report_file, page_of(folder.resolve().name, found, mistakes))
+        save_classifier(model, classifier_file, about)
     forget_state(folder)
-    return found | {"classifier": digest(file)}
+    return found | {"classifier": digest(folder / FILE)}
 
 
 def _version() -> str:

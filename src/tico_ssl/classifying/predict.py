@@ -104,13 +104,14 @@ def _kept(work: "_Work", out: Path, kept: Path, model: str, overwrite: bool) -> 
     for batch in work.batches(journal.done):
         journal.append(batch)
     found = work.counted(journal.batches(), Predictions(before=before, seconds=perf_counter() - begun))
-    write_table(out, work.top, (work.rows(batch) for batch in journal.batches()))
     bad_file = out.with_name(f"{out.name}.bad_files.jsonl")
-    bad_file.unlink(missing_ok=True)
     if found.unreadable:
         bad = (pair for batch in journal.batches() for pair in batch.bad)
         write_json_lines(bad_file, ({"file": name, "reason": reason} for name, reason in bad))
         found.bad_file = bad_file
+    else:
+        bad_file.unlink(missing_ok=True)
+    write_table(out, work.top, (work.rows(batch) for batch in journal.batches()))  # last: it says that all is done
     kept.unlink()
     return found
 

@@ -14,6 +14,8 @@ from tico_ssl.runtime.errors import UserError
 MOST_BYTES = 1 << 18  # of a text; the longest packaged recipe has 4 kB
 MOST_VALUES = 50_000  # in a text, every alias counted as what it stands for
 MOST_LEVELS = 50  # of nesting
+MOST_DIGITS = 100  # of a whole number, in any base; Python does not even print those of thousands
+WHOLE = "tag:yaml.org,2002:int"
 
 
 class _Loader(yaml.SafeLoader):
@@ -40,6 +42,10 @@ class _Loader(yaml.SafeLoader):
             seen += 1
             if seen > MOST_VALUES or level > MOST_LEVELS:  # an alias of itself is an endless nesting
                 raise yaml.YAMLError(f"more than {MOST_VALUES:,} values, with every alias spelled out")
+            if isinstance(node, yaml.ScalarNode) and node.tag == WHOLE and len(node.value) > MOST_DIGITS:
+                raise yaml.MarkedYAMLError(
+                    problem=f"a number of more than {MOST_DIGITS} digits", problem_mark=node.start_mark
+                )
             if isinstance(node, yaml.SequenceNode):
                 waiting.extend((child, level + 1) for child in node.value)
             elif isinstance(node, yaml.MappingNode):

@@ -1,4 +1,5 @@
-"""What a run remembers of its images, so that it is not resumed with others.
+"""What a run remembers of its images, so that it is not resumed with others; and several processes tell each other, so
+that they do not work on different ones.
 
 Digests of whole data sets would take as long as reading them, so this is a glance: the number of images, some of their
 names, all labels, and the bytes of a few images, or of all that are in memory anyway. It finds data that were
@@ -7,6 +8,8 @@ file has a checksum of every image, which is verified when the image is used.
 """
 
 import json
+import socket
+from collections.abc import Sequence
 from pathlib import Path
 from zlib import crc32
 
@@ -15,8 +18,10 @@ import torch
 
 from tico_ssl.data.decoding import BadImage
 from tico_ssl.data.source import Source, evenly_spaced
+from tico_ssl.runtime import distributed
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.files import write_atomically
+from tico_ssl.runtime.wording import counted
 
 SOME_NAMES, FEW_IMAGES = 1_000, 64
 PIECE = 1_024  # images whose checksum is computed at once
@@ -54,6 +59,32 @@ def changed_images(source: Source, file: Path) -> list[str]:
         return [key for key, value in now.items() if None not in (value, before[key]) and value != before[key]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{file}: damaged; remove it to go on with the images as they are now") from error
+
+
+def require_same_everywhere(sources: Sequence[Source]) -> None:
+    """Refuse processes that see different images in one place: each takes its share of them by number."""
+    if not distributed.active():
+        return
+    every = distributed.everyone((socket.gethostname(), [glance(source) for source in sources]))
+    first, expected = every[0]
+    for rank, (host, found) in enumerate(every):
+        if (difference := _difference(expected, found)) is not None:
+            raise UserError(
+                f"{sources[0].name}: process {rank} (host {host}) does not have the images of process 0 "
+                f"(host {first}): {difference}; give all hosts the same"
+            )
+
+
+def _difference(expected: Sequence[Glance], found: Sequence[Glance]) -> str | None:
+    """In what images differ, in words; None if they do not."""
+    if len(expected) != len(found):
+        return f"{counted(len(found), 'split')} instead of {len(expected)}"
+    for one, other in zip(expected, found, strict=True):
+        if one["images"] != other["images"]:
+            return f"{counted(other['images'] or 0, 'image')} instead of {one['images']:,}"
+        if changed := [key for key, value in one.items() if None not in (value, other[key]) and value != other[key]]:
+            return f"other {', '.join(changed)}"
+    return None
 
 
 def _some(source: Source, most: int) -> Source:

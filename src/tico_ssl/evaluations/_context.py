@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tico_ssl.config.section import Section
 from tico_ssl.config.views import SMALL_IMAGE
+from tico_ssl.data.fingerprint import require_same_everywhere
 from tico_ssl.data.given import Given
 from tico_ssl.data.source import Source, digest_of_numbers, joint_digest
 from tico_ssl.data.sources import required, shown
@@ -232,7 +233,7 @@ class Context:
         self.unread.add(lines[0]["unread"])
         return from_line(lines[0]["result"])
 
-    def _alone(self, folder: Path) -> AbstractContextManager[None]:
+    def _alone(self, folder: Path) -> AbstractContextManager[object]:
         """Keep other commands from the state of this protocol."""
         if not distributed.is_main():
             return nullcontext()
@@ -271,6 +272,7 @@ def open_context(
         return splits(train, open_stored(config, "test", channels, shorter), seed, config.held_out)
 
     train, test, how, drawn = opened(needed_side(backbone))
+    require_same_everywhere([train, test])
     if (smaller := smaller_than_needed(test.reduced, backbone.image_size)) is not None:
         say(f"{shown(config)}: {smaller}")
     twin = untrained_twin(backbone, train, seed, device, config.reduced_decoding)

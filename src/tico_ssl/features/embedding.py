@@ -44,6 +44,7 @@ def embed(
 
     import torch
 
+    from tico_ssl.data.fingerprint import require_same_everywhere
     from tico_ssl.features.album import open_album
     from tico_ssl.features.feature_store import fill, opened_store, store_key
     from tico_ssl.features.subjects import open_model
@@ -58,6 +59,7 @@ def embed(
     backbone, dtype = subject.backbone, torch.bfloat16 if bf16 else torch.float32
     album = open_album(subject.data, backbone.config.channels, split)
     with process_group(device):
+        require_same_everywhere([part.source for part in album.parts])
         if not distributed.is_main():  # which computes its share, and leaves the writing to the main process
             fill(None, album, backbone, device, dtype, normalise)
             return out

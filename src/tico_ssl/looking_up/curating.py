@@ -8,7 +8,7 @@ from tico_ssl.data.given import ALL_SPLITS, Given, in_words, require_split
 from tico_ssl.features.embedding import name_bad_files
 from tico_ssl.features.homes import require_model
 from tico_ssl.looking_up.findings import Curation, Threshold, scored
-from tico_ssl.looking_up.searching import require_output_folder
+from tico_ssl.looking_up.searching import alone_in_output, require_output_folder
 from tico_ssl.runtime.errors import UserError
 from tico_ssl.runtime.wording import counted
 
@@ -49,9 +49,9 @@ def curate(
     device = choose_device()
     tune_process(device)
     subject = open_model(model, data, weights)
-    with opened_index(subject, device, split, torch.bfloat16 if bf16 else torch.float32) as index:
+    folder, dtype = Path(out).expanduser(), torch.bfloat16 if bf16 else torch.float32
+    with alone_in_output(folder), opened_index(subject, device, split, dtype) as index:
         found = examined(index, in_words(data), device, threshold, neighbours, subset)
-        folder = Path(out).expanduser()
         write(folder, found, index)
         name_bad_files(index.album, index.bad, folder / "bad_files.jsonl")
     return found

@@ -13,7 +13,8 @@ COMMON = ["path", "split", "class"]
 
 
 def write(folder: Path, found: Curation, index: Index) -> None:
-    """duplicates.csv, outliers.csv, subset.csv if one was asked for, curate.html and figures/."""
+    """duplicates.csv, outliers.csv, subset.csv if one was asked for (else that of an earlier call is removed),
+    curate.html and figures/."""
     folder.mkdir(parents=True, exist_ok=True)
     members = [
         (number, position, *_common(member), member.score)
@@ -26,7 +27,9 @@ def write(folder: Path, found: Curation, index: Index) -> None:
         for rank, member in enumerate(found.outliers, 1)
     ]
     write_csv(folder / "outliers.csv", ["rank", *COMMON, "mean_distance", "outlier"], unusual)
-    if found.subset is not None:
+    if found.subset is None:
+        (folder / "subset.csv").unlink(missing_ok=True)
+    else:
         chosen = [(rank, *_common(member), member.score) for rank, member in enumerate(found.subset, 1)]
         write_csv(folder / "subset.csv", ["rank", *COMMON, "distance_when_chosen"], chosen)
     static.save(curation_charts(found), folder / "figures")

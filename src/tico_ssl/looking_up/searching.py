@@ -1,6 +1,7 @@
 """The images nearest to others. User errors are raised before torch is imported, as far as they can be."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from tico_ssl.features.homes import require_model
 from tico_ssl.looking_up.findings import Found, scored
 from tico_ssl.results.table import print_table
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.locks import alone_in
 from tico_ssl.runtime.progress import say
 from tico_ssl.runtime.wording import counted
 
@@ -51,14 +53,15 @@ def search(
     subject, dtype = open_model(model, data, weights), torch.bfloat16 if bf16 else torch.float32
     images = [_decoded(query, subject.backbone) for query in queries]
     asked = features_of(images, subject.backbone, device, dtype)
-    with opened_index(subject, device, split, dtype) as index:
+    folder = None if out is None else Path(out).expanduser()
+    with alone_in_output(folder), opened_index(subject, device, split, dtype) as index:
         cosines, rows = (found.tolist() for found in nearest(index.rows, asked, top, device=device))
         matches = [scored(index, *near) for near in zip(rows, cosines, strict=True)]
         found = [Found(str(query), near) for query, near in zip(queries, matches, strict=True)]
         if index.bad:
             say(f"{len(index.bad):,} of {counted(len(index.album), 'image')} cannot be read (`tico data check`)")
-        if out is not None:
-            _write(Path(out).expanduser(), found, images, index)
+        if folder is not None:
+            _write(folder, found, images, index)
     return found
 
 
@@ -66,6 +69,13 @@ def require_output_folder(out: str | Path | None) -> None:
     """Refuse a file where a folder is needed."""
     if out is not None and Path(out).expanduser().is_file():
         raise UserError(f"{out} is a file: --out takes a folder")
+
+
+def alone_in_output(folder: Path | None) -> AbstractContextManager[object]:
+    """Keep other commands from writing to the folder, if there is one."""
+    if folder is None:
+        return nullcontext()
+    return alone_in(folder, f"another command writes to {folder}: wait for its end, or choose another --out")
 
 
 def _require_queries(queries: Sequence[str | Path], top: int) -> None:

@@ -17,6 +17,7 @@ Line = dict[str, Any]
 Stored = dict[str, dict[str, list[float]]]  # [low, high] of 95 % intervals, by representation and metric
 QUIET = 600.0  # minimum seconds without activity after which a run counts as stopped
 KNN = "knn_top1_k20"  # the metric of online kNN
+LARGEST = 1e100  # of numbers that are measured, and the inverse of the smallest
 SEEN = "test_images_seen"  # without labels, in pretraining: what a result says of its data
 
 
@@ -70,16 +71,19 @@ def is_result(line: Line) -> bool:
     numbers = line.get("numbers")
     if not isinstance(line.get("protocol"), str) or not isinstance(numbers, dict):
         return False
-    kinds = {"settings": dict, "data": dict, "checkpoint": str, "seconds": int | float}
+    kinds = {"settings": dict, "data": dict, "checkpoint": str}
     if any(key in line and not isinstance(line[key], kind) for key, kind in kinds.items()):
+        return False
+    if not is_number(line.get("seconds", 0)):
         return False
     return all(isinstance(found, dict) and all(map(is_number, found.values())) for found in numbers.values())
 
 
 def is_number(value: Any) -> bool:
-    """A number that arithmetic can use: a float, or an integer that fits 64 bits."""
-    whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
-    return whole or isinstance(value, float)
+    """A number that was measured: finite, and so far from the ends of floating point that sums, squares and ratios of
+    such numbers are finite, too."""
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    return known and (value == 0 or 1 / LARGEST <= abs(value) <= LARGEST)  # False for NaN
 
 
 @dataclass(frozen=True)

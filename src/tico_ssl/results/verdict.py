@@ -18,7 +18,7 @@ from tico_ssl.results.collapse import collapse_signs
 from tico_ssl.results.confidence import Interval, unpaired_interval
 from tico_ssl.results.intervals import difference_interval
 from tico_ssl.results.metrics import Measurement, Quantity, measurements
-from tico_ssl.results.record import Line, images_of
+from tico_ssl.results.record import Line, images_of, is_number
 from tico_ssl.results.statistics import Spread
 from tico_ssl.runtime.wording import counted
 
@@ -227,7 +227,7 @@ def gain_interval(line: Line, by: Measurement, column: str) -> Interval | None:
 def images_tested(line: Line) -> int | None:
     """The number of test images of a result, if it says so."""
     images = images_of(line.get("data", {}), "test")
-    return images if images is not None and images > 0 else None
+    return images if images is not None and is_number(images) and images > 0 else None
 
 
 def _mean(found: Sequence[Measurement]) -> Measurement:

@@ -21,7 +21,7 @@ REMEDIES = {
     errno.EPERM: "check its permissions",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
 }
-UNFINISHED = re.compile(r"(\.[0-9a-f]{8})?\.tmp$|\.partial$")  # after the name of a file that is being written
+UNFINISHED = re.compile(r"((\.[0-9a-f]{8})?\.tmp)+$|\.partial$")  # after the name of a file that is being written
 # What libraries raise instead of an OSError when a file cannot be written: torch.save, safetensors.
 WRITER_WORDS = re.compile(r"inline_container|PytorchStreamWriter|Parent directory .* does not exist|\(os error \d+\)")
 NO_HOME = "Could not determine home directory."  # what Path.expanduser raises, of ~ and of ~somebody

@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -33,6 +33,18 @@ def written_atomically(path: Path, alone: bool = False) -> Iterator[Path]:
             sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def written_together(*paths: Path) -> Iterator[list[Path]]:
+    """Temporary paths of files that belong together, renamed in this order once all of them are on the disk: unless all
+    can be written, none is changed."""
+    with ExitStack() as stack:
+        temporaries = [stack.enter_context(written_atomically(path)) for path in reversed(paths)][::-1]
+        yield temporaries
+        for path, temporary in zip(paths, temporaries, strict=True):
+            with naming(path):
+                sync(temporary)
 
 
 @contextmanager
@@ -77,9 +89,9 @@ def remove_old_temporaries(folder: Path) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text atomically."""
+    """Write a text atomically. What is not UTF-8 in it, such as a name in a damaged file, is written as escapes."""
     with written_atomically(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def seal(path: Path) -> None:

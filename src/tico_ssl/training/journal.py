@@ -27,7 +27,10 @@ class Journal:
         self.kept = [line for line in read_json_lines(file) if _step_of(line) <= start]
         self._unwritten: list[dict[str, Any]] = []
         distributed.barrier()  # all processes read before one writes
-        if distributed.is_main() and file.is_file():
+        if not distributed.is_main():
+            return
+        file.parent.mkdir(parents=True, exist_ok=True)  # not later: if it is gone, it may have become another's
+        if file.is_file():
             write_json_lines(file, self.kept)
 
     def write(self, line: dict[str, Any]) -> None:
@@ -49,7 +52,6 @@ class Journal:
 
     def _write(self) -> None:
         while self._unwritten:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
             append_json_line(self.file, self._unwritten[0])
             del self._unwritten[0]
 

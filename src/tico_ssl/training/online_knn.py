@@ -11,6 +11,7 @@ from torch import nn
 
 from tico_ssl.config.recipe import Recipe
 from tico_ssl.config.views import shorter_side
+from tico_ssl.data.fingerprint import require_same_everywhere
 from tico_ssl.data.source import Source, evenly_spaced
 from tico_ssl.data.stored import open_stored
 from tico_ssl.features import linear
@@ -44,6 +45,7 @@ class OnlineKnn:
         shorter = shorter_side(recipe.views, data.image_size)  # both splits decoded alike
         test = open_stored(data, "test", recipe.backbone.channels, shorter)
         bank, queries, *_ = splits(source, test, settings.seed)
+        require_same_everywhere([queries])
         if not _classified(queries):
             return None
         bank, queries = (_some(source, settings.knn_images) for source in (bank, queries))

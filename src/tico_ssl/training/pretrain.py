@@ -20,6 +20,7 @@ from tico_ssl.results.record import duration
 from tico_ssl.results.run_folder import Run, create_run
 from tico_ssl.runtime import distributed, fallbacks
 from tico_ssl.runtime.errors import UserError
+from tico_ssl.runtime.locks import LOCK, InUse, Lock
 from tico_ssl.runtime.progress import say
 from tico_ssl.runtime.wording import counted
 from tico_ssl.training import loop
@@ -37,8 +38,8 @@ from tico_ssl.training.step import Outcome, Step
 from tico_ssl.training.stop import NotFinite, Stop, batch_file
 
 
-def train(recipe: Recipe, run: Run, device: torch.device, overwrite: bool = False) -> None:
-    """Pretrain by a recipe, and write everything to the run folder."""
+def train(recipe: Recipe, run: Run, device: torch.device, overwrite: bool = False, lock: Lock | None = None) -> None:
+    """Pretrain by a recipe, and write everything to the run folder, whose lock the main process has."""
     fallbacks.drain()  # of earlier work in this process
     recipe = recipe if overwrite else _with_the_stem_of(run, recipe)
     start = Start.of(recipe, run, overwrite)
@@ -60,7 +61,7 @@ def train(recipe: Recipe, run: Run, device: torch.device, overwrite: bool = Fals
     if begin.step < setup.plan.steps:
         if distributed.is_main():
             require_same_images(setup.source, run.images_file)
-        _train(setup, run, begin)
+        _train(setup, run, begin, lock)
 
 
 def _with_the_stem_of(run: Run, recipe: Recipe) -> Recipe:
@@ -74,14 +75,14 @@ def _with_the_stem_of(run: Run, recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"backbone": recipe.backbone.model_copy(update={"stem": found})})
 
 
-def _train(setup: Setup, run: Run, begin: Position) -> None:
+def _train(setup: Setup, run: Run, begin: Position, lock: Lock | None) -> None:
     """Carry out the remaining steps."""
     settings, plan = setup.recipe.training, setup.plan
     whole = Whole(setup.method, setup.optimizer) if is_divided(setup.recipe) else None
     step, watch = build_step(setup), Watch(setup.method, setup.optimizer, begin.step)
     knn = OnlineKnn.of(setup.recipe, setup.source, setup.device)
     with closing(step), Monitor(run, plan.steps, settings.batch_size, begin, settings.loggers) as monitor:
-        moments = _Moments(setup, run, step, monitor, knn, watch, whole)
+        moments = _Moments(setup, run, step, monitor, knn, watch, whole, lock)
         course = Course(
             begin.step, plan.steps, settings.seed, go_on="; continue with --resume", timed=_timed(setup, begin.step)
         )
@@ -107,6 +108,8 @@ class _Moments:
     watch: Watch
     whole: Whole | None = None
     """In one piece, if the training is divided among processes."""
+    lock: Lock | None = None
+    """Of the run folder."""
 
     def hooks(self) -> Hooks[RawBatch]:
         return Hooks(
@@ -135,6 +138,37 @@ class _Moments:
                     self.monitor.show("views", sheet)
             yield raw
 
+    def stay(self, done: int) -> None:
+        """Before anything is written: if the folder is gone, it is made and locked again, unless another run has begun
+        in its place."""
+        folder, lock = self.run.folder, self.lock
+        if not distributed.is_main():
+            return
+        if lock is not None and lock.is_lost():
+            replaced = (folder / LOCK).exists() and self.run.recipe_file.is_file()
+            try:
+                if not replaced:
+                    lock.take()
+            except InUse:
+                replaced = True
+            if replaced:
+                raise UserError(
+                    f"{folder} was moved or removed, and another run has begun in its place: this one ends at step "
+                    f"{done}; what it saved is in the folder that was moved"
+                )
+        if not self.run.recipe_file.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            require_same_images(self.setup.source, self.run.images_file)
+            create_run(folder, self.setup.recipe, overwrite=False)
+            self.monitor.note(
+                f"warning: {folder} was gone and is written again, without its metrics from before step {done}"
+            )
+
+    def before_lines(self, done: int) -> None:
+        """The same, before lines that are kept if they cannot be written."""
+        with self.monitor.recording(str(self.run.folder)):
+            self.stay(done)
+
     def make_step(self, step: int, raw: RawBatch) -> Outcome:
         plan = self.setup.plan
         return self.step(raw, plan.lr(step), step / plan.steps)
@@ -155,15 +189,17 @@ class _Moments:
         )
         kept = f"`tico replay {quote(str(self.run.folder))}` shows how"
         try:
+            self.stay(done)
             if distributed.is_main():
                 stop.write(self.run)
                 save_batch(batch_file(self.run), done - 1, raw, self.setup.views)
-        except OSError as error:  # a full disk must not hide why training stops
+        except (OSError, UserError) as error:  # neither a full disk nor a lost folder may hide why training stops
             kept = f"its batch could not be saved ({error})"
         distributed.barrier()
         raise NotFinite(f"{stop.sentence()}; {kept}")
 
     def log(self, done: int, outcome: Outcome) -> None:
+        self.before_lines(done)
         setup, plan = self.setup, self.setup.plan
         rates = {"lr": plan.lr(done - 1)} | ({"fixed_lr": plan.peak_lr} if setup.method.fixed_rate() else {})
         values = measure(outcome.output, setup.method, outcome.extra | rates)
@@ -171,6 +207,7 @@ class _Moments:
         self.monitor.log(done, plan.epoch(done), values, setup.method, done > plan.warmup, waited)
 
     def tell(self, done: int, reasons: dict[str, str]) -> None:
+        self.before_lines(done)
         self.monitor.tell(done, self.setup.plan.epoch(done), reasons, self.step.execution)
 
     def foretell(self, done: int, seconds: float) -> None:
@@ -189,6 +226,7 @@ class _Moments:
         if self.knn is not None and setup.plan.due(done, settings.knn_every_epochs):
             self.put_together(done)
             found = self.knn.measure((self.whole or setup).method.backbone)
+            self.before_lines(done)  # that took long
             self.monitor.write({"step": done, "epoch": epoch, **found, "test_images": len(self.knn.queries)})
         bad, store = setup.loader.bad, setup.loader.store
         if epoch == 1 and store is not None and store.refused:
@@ -210,10 +248,7 @@ class _Moments:
     def save(self, done: int) -> None:
         """Last comes the checkpoint: when it is on the disk, so are its metrics and its backbone."""
         setup, seconds, keep = self.setup, self.monitor.clock.seconds, self.setup.recipe.training.keep_checkpoints
-        if not self.run.recipe_file.is_file():  # somebody has removed the folder
-            create_run(self.run.folder, setup.recipe, overwrite=False)
-            lost = f"metrics up to step {done} are lost"
-            self.monitor.note(f"warning: {self.run.folder} was gone and is written again: {lost}")
+        self.stay(done)
         self.monitor.flush()
         whole = self.whole or setup
         save_backbone(whole.method.backbone, self.run.backbone_file)

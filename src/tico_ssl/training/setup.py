@@ -11,6 +11,7 @@ from tico_ssl.config.recipe import Recipe
 from tico_ssl.config.sections import Execution, limits_of
 from tico_ssl.config.views import shorter_side
 from tico_ssl.data.bad_files import BadFiles, survey
+from tico_ssl.data.fingerprint import require_same_everywhere
 from tico_ssl.data.measuring import settled
 from tico_ssl.data.source import Source
 from tico_ssl.data.sources import open_training
@@ -65,6 +66,7 @@ def prepare(recipe: Recipe, device: torch.device, source: Source | None = None, 
     bad, workers = BadFiles(), chosen_workers(settings.workers, "training.workers")
     channels, shorter, given = recipe.backbone.channels, shorter_side(recipe.views, data.image_size), source
     source = open_training(data, channels, shorter, tell=_later) if given is None else given
+    require_same_everywhere([source])
     data = settled(data, source, channels)
     recipe = adapted(recipe.model_copy(update={"data": data}), len(source), distributed.world_size())
     settings = recipe.training

@@ -14,7 +14,7 @@ from tico_ssl.results.run_folder import Run, admit, as_begun, open_run
 from tico_ssl.runtime.errors import UserError, memory_advice
 from tico_ssl.runtime.interrupts import answered
 from tico_ssl.runtime.launcher import launched, launched_rank, restarts
-from tico_ssl.runtime.locks import alone_in
+from tico_ssl.runtime.locks import Lock, alone_in
 from tico_ssl.runtime.progress import say
 from tico_ssl.training.logger import require_loggers
 from tico_ssl.training.stop import USUAL_REMEDY, NotFinite, read_stop
@@ -50,7 +50,7 @@ def pretrain(
         backbone = load_backbone(run.folder)
     """
     loaded, run = checked(recipe, data, out, overrides, resume, overwrite, init)
-    with _alone(run.folder), answered():
+    with _alone(run.folder) as lock, answered():
         admit(run.folder, loaded, resume, overwrite)  # again: another command may have ended since
         loaded = as_begun(run, loaded) if resume else loaded
 
@@ -63,7 +63,7 @@ def pretrain(
         stopped: NotFinite | None = None
         try:
             with process_group(device), memory_advice(ADVICE):
-                train(loaded, run, device, overwrite)
+                train(loaded, run, device, overwrite, lock)
         except NotFinite as error:
             stopped = error.with_traceback(None)  # its frames hold the network and the memory of its step
         if stopped is not None:
@@ -96,7 +96,7 @@ def checked(
     return loaded, run
 
 
-def _alone(folder: Path) -> AbstractContextManager[None]:
+def _alone(folder: Path) -> AbstractContextManager[Lock | None]:
     """Keep other commands out of the folder; of several processes of this one, the first does."""
     if launched_rank() > 0:
         return nullcontext()
