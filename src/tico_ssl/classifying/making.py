@@ -48,7 +48,7 @@ def make(
         return _written(folder, context, model.eval().to(device), results, begun)
 
 
-def _alone(folder: Path) -> AbstractContextManager[None]:
+def _alone(folder: Path) -> AbstractContextManager[object]:
     if not distributed.is_main():
         return nullcontext()
     return alone_in(folder, f"another command makes a classifier in {folder}: wait for its end")

@@ -200,7 +200,7 @@ class Context:
         except OSError as error:  # which costs time later, not the result
             say(f"{self.protocol} {place.name} is not kept: {refusal(error)}")
 
-    def _alone(self, folder: Path) -> AbstractContextManager[None]:
+    def _alone(self, folder: Path) -> AbstractContextManager[object]:
         """Keep other commands from the state of this protocol."""
         if not distributed.is_main():
             return nullcontext()
