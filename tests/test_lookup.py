@@ -429,12 +429,15 @@ def test_planted_copies_and_outliers_are_found(model, dirty, tmp_path):
     assert not list(dirty.parent.glob("*.csv")) and len([*dirty.rglob("*.png")]) == 75
 
 
+CURATED = ("curate.html", "duplicates.csv", "outliers.csv", "figures")
+
+
 def test_a_folder_has_the_files_of_the_last_call_alone(model, photos, tmp_path):
     out = tmp_path / "out"
     curate(model, str(photos), out, subset=2)
     assert len(read_csv(out / "subset.csv")) == 2
     curate(model, str(photos), out)
-    assert not (out / "subset.csv").exists()
+    assert {file.name for file in out.iterdir()} == {*CURATED, "bad_files.jsonl"}
 
 
 def test_two_commands_never_write_to_one_folder(model, photos, tmp_path):

@@ -1,7 +1,7 @@
 """The images nearest to others. User errors are raised before torch is imported, as far as they can be."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from tico_ssl.features.homes import require_model
 from tico_ssl.looking_up.findings import Found, scored
 from tico_ssl.results.table import print_table
 from tico_ssl.runtime.errors import UserError
-from tico_ssl.runtime.locks import alone_in
+from tico_ssl.runtime.locks import LOCK, alone_in
 from tico_ssl.runtime.progress import say
 from tico_ssl.runtime.wording import counted
 
@@ -71,11 +71,15 @@ def require_output_folder(out: str | Path | None) -> None:
         raise UserError(f"{out} is a file: --out takes a folder")
 
 
-def alone_in_output(folder: Path | None) -> AbstractContextManager[object]:
-    """Keep other commands from writing to the folder, if there is one."""
+@contextmanager
+def alone_in_output(folder: Path | None) -> Iterator[None]:
+    """Keep other commands from writing to the folder, if there is one. In the end it holds results alone."""
     if folder is None:
-        return nullcontext()
-    return alone_in(folder, f"another command writes to {folder}: wait for its end, or choose another --out")
+        yield
+        return
+    with alone_in(folder, f"another command writes to {folder}: wait for its end, or choose another --out"):
+        yield
+        (folder / LOCK).unlink(missing_ok=True)  # whoever has opened it meanwhile sees that it is gone
 
 
 def _require_queries(queries: Sequence[str | Path], top: int) -> None:
