@@ -222,6 +222,17 @@ class Context:
         except OSError as error:  # which costs time later, not the result
             say(f"{self.protocol} {place.name} is not kept: {refusal(error)}")
 
+    def _finished(self, file: Path) -> Numbers | None:
+        """The metrics in a file, or None if there are none, or damaged ones."""
+        if not file.is_file():
+            return None
+        lines = [unsealed(line) for line in read_json_lines(file)]
+        if len(lines) != 1 or lines[0] is None:
+            say(f"{file}: damaged, so it is computed again")
+            return None
+        self.unread.add(lines[0]["unread"])
+        return from_line(lines[0]["result"])
+
     def _alone(self, folder: Path) -> AbstractContextManager[object]:
         """Keep other commands from the state of this protocol."""
         if not distributed.is_main():
