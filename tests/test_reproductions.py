@@ -65,7 +65,7 @@ DIFFERENT = {  # from the recipe in the measured run, as its description tells
     "cifar10/byol-lightly": {"method.last_bias": False},
     "cifar10/simclr-lightly": {"method.last_norm_bias": False},
     "cifar10/tico": {"training.epochs": 60},
-    "photos": {"data.image_size": 112} | IDLE,
+    "photos": {"data.image_size": 112, "optimizer.weight_decay": 5e-4} | IDLE,
     "photos-continue": {"training.init": "r/sup"} | IDLE,
 }
 
