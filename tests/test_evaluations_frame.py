@@ -22,7 +22,7 @@ from tico_ssl.data.arrays import from_arrays
 from tico_ssl.data.sources import open_source
 from tico_ssl.evaluations import few_shot
 from tico_ssl.evaluations._context import open_context
-from tico_ssl.evaluations._evaluate import overrides_by_protocol
+from tico_ssl.evaluations._evaluate import evaluate_all, overrides_by_protocol
 from tico_ssl.features.cache import FeatureCache
 from tico_ssl.features.extraction import extract_all
 from tico_ssl.features.frozen import Features
@@ -308,7 +308,7 @@ def test_all_on_images_without_labels(here):
 def test_all_on_nothing_at_all_is_one_line(here):
     (here / "empty").mkdir()
     with pytest.raises(UserError, match=r"^empty: no protocol supports these data$"):
-        evaluate("b.safetensors", "all", "empty")
+        evaluate_all("b.safetensors", ["all"], "empty")
 
 
 def test_settings_for_one_protocol_and_for_those_that_have_them():

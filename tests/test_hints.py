@@ -14,6 +14,7 @@ from tico_ssl.config.recipe import load_recipe, parse_override
 from tico_ssl.config.sections import DataConfig
 from tico_ssl.data import bad_files
 from tico_ssl.data.checking import recommended
+from tico_ssl.data.source import spread_evenly
 from tico_ssl.data.sources import open_source
 from tico_ssl.evaluations import _evaluate
 from tico_ssl.results import table
@@ -91,9 +92,10 @@ def test_a_proposal_can_be_carried_out_whatever_is_wrong_with_the_images(tmp_pat
 def test_a_run_with_as_many_bad_files_as_are_proposed_begins(tmp_path, monkeypatch):
     """It tries some files: of these, more may be bad than of all."""
     monkeypatch.setattr(bad_files, "SAMPLE", 100)
+    tried = spread_evenly(200, 100).tolist()
     for number in range(200):
         file = tmp_path / f"{number:03}.png"
-        if number % 2 == 0 and number < 58:
+        if number in tried[:29]:
             file.write_bytes(b"nothing")
         else:
             Image.new("L", (40, 40)).save(file)

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,8 @@ from tico_ssl.classifying.tables import require_table
 from tico_ssl.classifying.tables import write_table as write_predictions
 from tico_ssl.cli import main
 from tico_ssl.data.source import Source
-from tico_ssl.evaluations._context import _finished
+from tico_ssl.evaluations._context import Context
+from tico_ssl.evaluations._unread import Unread
 from tico_ssl.exporting._snippets import write_state_dict
 from tico_ssl.features import cache
 from tico_ssl.features.album import Album, Part
@@ -258,16 +260,18 @@ def test_flipped_bits_in_cached_features_are_found(tmp_path, capsys):
 
 def test_flipped_bits_in_the_state_of_a_long_protocol_are_found(tmp_path):
     file, numbers = tmp_path / "trained.json", {"top1": 61.25, "top1_std": 0.5}
-    write_json_lines(file, [sealed(numbers)])
-    content = file.read_bytes()
-    assert _finished(file) == numbers
+    write_json_lines(file, [sealed({"result": numbers, "unread": {"test": {"a.png": "empty file"}}})])
+    content, context = file.read_bytes(), SimpleNamespace(unread=Unread())
+    assert Context._finished(context, file) == numbers
+    assert context.unread.counts == {"test": 1}
     for place in range(8 * len(content)):
         damaged = bytearray(content)
         damaged[place // 8] ^= 1 << place % 8
         file.write_bytes(damaged)
-        assert _finished(file) in (None, numbers)
+        assert Context._finished(context, file) in (None, numbers)
+    assert context.unread.counts == {"test": 1}
     file.unlink()
-    assert _finished(file) is None
+    assert Context._finished(context, file) is None
 
 
 # ----------------------------------------------------------------------------------------------------- CSV cells

@@ -62,4 +62,4 @@ def difference(asked: Recipe, recipe: Recipe) -> str:
     batch = f"batches of {now.batch_size} instead of {before.batch_size}"
     epochs = f"{counted(now.epochs, 'epoch')} instead of {before.epochs:,}"
     changed = [batch] * (now.batch_size != before.batch_size) + [epochs] * (now.epochs != before.epochs)
-    return f"few images: {' and '.join(changed)}, for {before.least_steps:,} steps (training.least_steps)"
+    return f"few images: {' and '.join(changed)}, for {counted(before.least_steps, 'step')} (training.least_steps)"

@@ -51,6 +51,8 @@ class Features:
         -1 in testing for a class without training images."""
         train, test = self.labels()
         present, numbers = train.unique(return_inverse=True)
+        if len(present) == 0:
+            return numbers, torch.full_like(test, -1)
         places = torch.searchsorted(present, test).clamp_max(len(present) - 1)
         return numbers, torch.where(present[places] == test, places, -1)
 
