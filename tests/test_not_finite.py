@@ -306,6 +306,8 @@ class Toy(Method):
         loss = z.square().mean() * (1e3 if self.where == "update" else 1)
         if self.where == "loss":
             loss = loss + torch.zeros(()).log()
+        if self.where == "overflow":
+            loss = loss * INF  # and its gradients
         if self.where == "gradient":
             loss = loss + (z * 0).sum().sqrt()  # 0, of infinite slope
         return StepOutput(loss, {"square": loss.detach()}, z.detach())
@@ -358,7 +360,7 @@ def test_the_place_tells_the_cause(where, lr, stage, name, cause, remedy):
 
 
 @pytest.mark.parametrize("saving", [{"parts": 2}, {"recompute": True}])
-@pytest.mark.parametrize(("where", "stage"), [("loss", "loss"), ("gradient", "backward pass")])
+@pytest.mark.parametrize(("where", "stage"), [("overflow", "loss"), ("gradient", "backward pass")])
 def test_forward_passes_that_are_repeated_in_the_backward_pass_do_not_hide_the_place(saving, where, stage):
     assert diagnosed(where, **saving).first.stage == stage
 
