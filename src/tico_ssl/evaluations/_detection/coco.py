@@ -1,11 +1,10 @@
 """Data in COCO's format: annotations/instances_train2017.json with train2017/, or train/_annotations.coco.json, or one
 file for all images, annotations.json. Its categories may be any."""
 
-import math
 import re
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from tico_ssl.data.listings import read_json
 from tico_ssl.evaluations._detection.outlines import require_outline
@@ -110,7 +109,7 @@ def _read(file: Path, content: Any, labels: dict[int, int]) -> list[Picture]:
 
 def _instance(file: Path, row: dict[str, Any], label: int) -> Instance:
     box = row["bbox"]
-    if len(box) != 4 or not all(map(_is_finite, box)):
+    if len(box) != 4 or not all(map(is_number, box)):
         raise UserError(f"{file}: annotation {row.get('id')}: bbox needs left, top, width and height, has {box}")
     left, top, width, height = map(float, box)
     area, crowd = row.get("area"), row.get("iscrowd")
@@ -121,13 +120,8 @@ def _instance(file: Path, row: dict[str, Any], label: int) -> Instance:
         outline = [ring for ring in outline if isinstance(ring, list) and len(ring) >= 6 and len(ring) % 2 == 0] or None
     elif outline is not None and not (isinstance(outline, dict) and {"counts", "size"} <= outline.keys()):
         raise UserError(f"{file}: annotation {row.get('id')}: segmentation needs polygons or a run-length encoding")
-    size = float(area) if _is_finite(area) else width * height
+    size = float(area) if area is not None and is_number(area) else width * height
     return Instance(label, (left, top, left + width, top + height), outline, size, bool(crowd))
-
-
-def _is_finite(value: Any) -> TypeGuard[float]:
-    """A number that can be computed with; JSON has integers of any size, and NaN."""
-    return is_number(value) and math.isfinite(value)
 
 
 def _image_folder(file: Path, images: list[dict[str, Any]]) -> Path:
