@@ -14,6 +14,7 @@ from tico_ssl.cli import main
 from tico_ssl.config.recipe import dump_recipe
 from tico_ssl.config.study import Variant
 from tico_ssl.report import static
+from tico_ssl.results.record import images_of
 from tico_ssl.studies.cost import Cost, cost_file, read_cost, write_cost
 
 READING = ("compare", "csv", "report")
@@ -234,3 +235,9 @@ def test_a_damaged_cost_is_measured_again(tmp_path):
     for name in ("empty", "cut", "binary", "list", "deep", "null", "types"):
         cost_file(tmp_path, variant).write_bytes(DAMAGES[name](content) if name != "types" else b'{"recipe": 1}')
         assert read_cost(tmp_path, variant) is None
+
+
+@pytest.mark.parametrize("unread", [{"test": "x"}, {"test": None}, [3], "x", 3])
+def test_numbers_of_images_that_are_damaged_are_not_known(unread):
+    assert images_of({"test": 60, "unread": unread}, "test") is None
+    assert images_of({"test": 60, "unread": {"test": 24}}, "test") == 36

@@ -55,10 +55,14 @@ def changed_images(source: Source, file: Path) -> list[str]:
     """Which numbers of a run's images these images do not have."""
     now = glance(source)
     try:
-        before = json.loads(file.read_text(encoding="utf-8"))
-        return [key for key, value in now.items() if None not in (value, before[key]) and value != before[key]]
+        return _changed(now, json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{file}: damaged; remove it to go on with the images as they are now") from error
+
+
+def _changed(one: Glance, other: Glance) -> list[str]:
+    """The numbers that differ, of those that both have."""
+    return [key for key, value in one.items() if None not in (value, other[key]) and value != other[key]]
 
 
 def require_same_everywhere(sources: Sequence[Source]) -> None:
@@ -82,7 +86,7 @@ def _difference(expected: Sequence[Glance], found: Sequence[Glance]) -> str | No
     for one, other in zip(expected, found, strict=True):
         if one["images"] != other["images"]:
             return f"{counted(other['images'] or 0, 'image')} instead of {one['images']:,}"
-        if changed := [key for key, value in one.items() if None not in (value, other[key]) and value != other[key]]:
+        if changed := _changed(one, other):
             return f"other {', '.join(changed)}"
     return None
 

@@ -50,7 +50,8 @@ def images_of(data: Line, split: str) -> int | None:
     """The number of images of a split that a result is about, without those that could not be read; None if it does not
     say so."""
     images, unread = data.get(split), data.get("unread", {})
-    return images - unread.get(split, 0) if isinstance(images, int) and isinstance(unread, dict) else None
+    out = unread.get(split, 0) if isinstance(unread, dict) else None
+    return images - out if isinstance(images, int) and isinstance(out, int) else None
 
 
 def split_in_words(data: Line) -> str:
